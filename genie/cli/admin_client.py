@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
-import click
 import msgspec
 
 from genie.admin.models import Problem
-from genie.cli.options import EmptiableOption, SourcedOption, namespace_option, run_async, source_of
+from genie.cli.options import (
+    EmptiableOption,
+    namespace_option,
+    one_line_errors,
+    run_async,
+    source_of,
+    timeout_option,
+    variable_option,
+)
 from genie.client.config import format_address, parse_address, resolve_token, tls_context
 from genie.config import Settings
 from genie.errors import GenieError, RequestRejected, Unavailable
 from genie.protocol import codec
 from genie.text import printable
 
-_DEFAULTS = Settings()
+_DEFAULTS = Settings().admin
 TLS = "https://"
 HTTP = "http://"
 SCHEMES = (TLS, HTTP)
@@ -27,31 +35,26 @@ MAX_RESPONSE_BYTES = 64 << 20
 """Maximum size of a response. Responses of the admin port are far smaller."""
 
 T = TypeVar("T")
-P = ParamSpec("P")
-Command = Callable[P, T]
+Command = Callable[..., T]
 
 
-def admin_options(command: Command[P, T]) -> Command[P, T]:
-    """Add `--admin-host`, `--admin-port` and `--namespace`."""
-    host = click.option(
+def admin_query(command: Command[T]) -> Command[T]:
+    """Add `--admin-host`, `--admin-port`, `--namespace` and `--timeout`, and pass the command `admin`. Errors are one line."""
+
+    @functools.wraps(command)
+    def with_admin(*, admin_host: str, admin_port: str, namespace: str | None, timeout: float, **options: Any) -> T:
+        return command(admin=AdminClient(admin_host, admin_port, namespace, timeout), **options)
+
+    host = variable_option(
         "--admin-host",
-        cls=SourcedOption,
-        default=_DEFAULTS.admin.host,
-        envvar="GENIE_ADMIN_HOST",
-        show_envvar=True,
+        "Host of the admin port; https://HOST if the server has a certificate.",
+        default=_DEFAULTS.host,
         show_default=True,
-        help="Host of the admin port; https://HOST if the server has a certificate.",
     )
-    port = click.option(
-        "--admin-port",
-        cls=EmptiableOption,
-        default=str(_DEFAULTS.admin.port),
-        envvar="GENIE_ADMIN_PORT",
-        show_envvar=True,
-        show_default=True,
-        help="Admin port.",
+    port = variable_option(
+        "--admin-port", "Admin port.", cls=EmptiableOption, default=str(_DEFAULTS.port), show_default=True
     )
-    return host(port(namespace_option(command)))
+    return host(port(namespace_option(timeout_option(one_line_errors(with_admin)))))
 
 
 class AdminClient:
@@ -86,7 +89,7 @@ class AdminClient:
         assert self._session is not None  # noqa: S101 - set by `__aenter__`
         await self._session.close()
 
-    async def get(self, path: str, limit: int | None = None) -> Any:
+    async def get(self, path: str, limit: int | None) -> Any:
         """Send a GET request for a path and return the decoded JSON response.
 
         `limit` is the maximum number of rows; None selects the default of the path. Raises RequestRejected
@@ -130,26 +133,29 @@ class AdminClient:
             ) from None
         raise RequestRejected(printable(problem.code), printable(problem.message) + _leader_hint(problem))
 
+    async def fetch(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
+        """Like `get`, but also return the response converted to the type `kind`.
 
-def query_admin(client: AdminClient, operation: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Open the client, run one operation with it in a new event loop, and close the client."""
+        Raises GenieError also if the fields don't match the type, e.g. because the server has another version.
+        """
+        response = await self.get(path, limit)
+        try:
+            return response, msgspec.convert(response, kind)
+        except msgspec.ValidationError as error:
+            raise GenieError(f"unexpected reply, the server may have another version: {error}") from None
 
-    async def run() -> T:
-        async with client:
-            return await operation(client)
+    def query(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
+        """Connect, `fetch` one path in a new event loop, and disconnect."""
+        return self.run(lambda: self.fetch(path, kind, limit))
 
-    return run_async(run())
+    def run(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Connect, run an operation in a new event loop, and disconnect."""
 
+        async def run() -> T:
+            async with self:
+                return await operation()
 
-def decode_response(response: Any, kind: type[T]) -> T:
-    """Convert a JSON response to the type `kind`.
-
-    Raises GenieError if the fields don't match the type, e.g. because the server has another version.
-    """
-    try:
-        return msgspec.convert(response, kind)
-    except msgspec.ValidationError as error:
-        raise GenieError(f"unexpected reply, the server may have another version: {error}") from None
+        return run_async(run())
 
 
 def _parse_admin_address(host: str, port: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import sys
@@ -20,19 +21,9 @@ from genie.bench.histogram import Histogram
 from genie.bench.profiles import BUILT_IN, Phase, PhaseResult, load, run_phase
 from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
-from genie.cli.options import (
-    INTERRUPTED,
-    InvalidArgument,
-    Querier,
-    WholeNumber,
-    json_option,
-    one_line_errors,
-    query,
-    seconds,
-    server_options,
-    timeout_option,
-)
+from genie.cli.options import INTERRUPTED, InvalidArgument, WholeNumber, json_option, seconds
 from genie.cli.output import print_json, print_lines
+from genie.cli.query import QueriedServer, Querier, server_query
 from genie.client import aio
 from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
@@ -159,87 +150,57 @@ def _format_ns(ns: int | None) -> str:
 MAX_IN_FLIGHT = 1_000_000
 
 
+_option = functools.partial(click.option, show_default=True)
+_DEFAULTS = WorkloadParameters()
+_NAMES = ", ".join(BUILT_IN)
+
+
 @click.command()
 @click.argument("workloads", nargs=-1, type=click.Choice(list(WORKLOADS)), metavar="[WORKLOAD]...")
-@click.option(
-    "--connections",
-    type=WholeNumber(1, 20_000),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="Connections to the server.",
+@_option("--connections", type=WholeNumber(1, 20_000), default=64, metavar="N", help="Connections to the server.")
+@_option("--depth", type=WholeNumber(1, 10_000), default=1, metavar="N", help="Requests in flight on each connection.")
+@_option(
+    "--seconds", "measure_s", type=seconds(0.001), default=5, metavar="SECONDS", help="Measured time of each workload."
 )
-@click.option(
-    "--depth",
-    type=WholeNumber(1, 10_000),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Requests in flight on each connection.",
-)
-@click.option(
-    "--seconds",
-    "measure_s",
-    type=seconds(0.001),
-    default=5,
-    show_default=True,
-    metavar="SECONDS",
-    help="Measured time of each workload.",
-)
-@click.option(
+@_option(
     "--warm-up",
     "warm_up_s",
     type=seconds(0),
     default=1,
-    show_default=True,
     metavar="SECONDS",
     help="How long each workload runs before the measurement.",
 )
-@click.option(
-    "--keys",
-    type=WholeNumber(1, 1_000),
-    default=WorkloadParameters().keys,
-    show_default=True,
-    metavar="N",
-    help="Number of keys of mixed.",
-)
-@click.option(
+@_option("--keys", type=WholeNumber(1, 1_000), default=_DEFAULTS.keys, metavar="N", help="Number of keys of mixed.")
+@_option(
     "--shared",
     "shared_percent",
     type=WholeNumber(0, 100),
-    default=WorkloadParameters().shared_percent,
-    show_default=True,
+    default=_DEFAULTS.shared_percent,
     metavar="PERCENT",
     help="Percentage of shared requests of mixed.",
 )
-@click.option(
+@_option(
     "--resources",
     type=WholeNumber(1, 100),
-    default=WorkloadParameters().resources,
-    show_default=True,
+    default=_DEFAULTS.resources,
     metavar="N",
     help="Number of keys in each request of several.",
 )
-@click.option(
+@_option(
     "--profile",
     metavar="FILE|NAME",
-    help=f"Run the phases of a load profile instead of workloads: a TOML file, or one of {', '.join(BUILT_IN)}.",
+    help=f"Run the phases of a load profile instead of workloads: a TOML file, or one of {_NAMES}.",
 )
 @json_option
-@server_options
-@timeout_option
-@one_line_errors
+@server_query
 def bench(
+    server: QueriedServer,
     workloads: tuple[str, ...],
     profile: str | None,
     keys: int,
     shared_percent: int,
     resources: int,
     as_json: bool,
-    host: str,
-    port: int,
-    namespace: str | None,
-    timeout: float,
     **options: Any,
 ) -> None:
     """Measure the throughput and the latency of a running server.
@@ -283,21 +244,21 @@ def bench(
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if profile is not None:
         _check_alone(workloads)
-        _run_profile(profile, host, port, namespace, timeout, as_json=as_json)
+        _run_profile(profile, server, as_json=as_json)
         return
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
-    address, server = query(host, port, namespace=namespace, timeout_s=timeout, operation=_find_leader)
+    address, build_of_server = server.query(_find_leader)
     bench_options = BenchOptions(
         address=address,
-        namespace=namespace,
-        timeout_s=timeout,
+        namespace=server.namespace,
+        timeout_s=server.timeout_s,
         parameters=parameters,
         **options,
     )
     unique_workloads = list(dict.fromkeys(workloads))
-    session = _Session(bench_options, server, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
+    session = _Session(bench_options, build_of_server, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
     _run_event_loop(session.run())
     session.finish()
 
@@ -435,7 +396,7 @@ def _check_alone(workloads: tuple[str, ...]) -> None:
         raise click.UsageError(f"--profile cannot be combined with {', '.join(given)}: the profile states the load.")
 
 
-def _run_profile(profile: str, host: str, port: int, namespace: str | None, timeout: float, *, as_json: bool) -> None:
+def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
     """Run a profile and print a row for each phase, or a JSON document. Errors other than timeouts and deadlocks fail."""
     try:
         phases = load(profile)
@@ -445,7 +406,13 @@ def _run_profile(profile: str, host: str, port: int, namespace: str | None, time
     interrupted = False
 
     def connect() -> aio.Client:
-        return aio.connect(host, port, namespace=namespace, connect_timeout=timeout, response_timeout=timeout)
+        return aio.connect(
+            server.host,
+            server.port,
+            namespace=server.namespace,
+            connect_timeout=server.timeout_s,
+            response_timeout=server.timeout_s,
+        )
 
     try:
         _run_event_loop(_run_phases(phases, results, connect))

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from math import inf
 from typing import Any
 
 import click
 
-from genie.cli.format import duration, fold, join_names, remaining
-from genie.cli.inspect import INDENT, Row, blocker_lines
-from genie.cli.options import (
-    Querier,
-    bare_name,
-    checked_reply,
-    json_option,
-    one_line_errors,
-    query,
-    server_options,
-    timeout_option,
-)
-from genie.cli.output import output_columns, print_json, print_lines
-from genie.protocol import codec
+from genie.cli.format import duration, fold, join_names, remaining, request_name
+from genie.cli.inspect import INDENT, blocker_lines
+from genie.cli.options import bare_name
+from genie.cli.query import Output, QueriedServer, Querier, Reply, Row, checked_reply, output_options, server_query
 from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
 
 MAX_WAITERS_SHOWN = 10
 """Maximum waiting requests shown for each held resource. The server lists the same number of blockers per request."""
 
-Reply = dict[str, Any]
-"""Payload of an `inspected` message."""
 Replies = dict[str, Any]
 """The replies about one request. `request` is the reply about the request itself. `blockers` contains the replies about
 its blockers, by id. `queues` contains the replies about the wait queues of the resources that it holds, by name."""
@@ -38,11 +25,9 @@ its blockers, by id. `queues` contains the replies about the wait queues of the 
 
 @click.command()
 @click.argument("id", type=int)
-@json_option
-@server_options
-@timeout_option
-@one_line_errors
-def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None, timeout: float) -> None:
+@output_options(wide=False)
+@server_query
+def explain(server: QueriedServer, output: Output, id: int) -> None:
     """Explain why the request ID waits; or, if it is held, until when, and which requests wait for it.
 
     Shows the blockers, and what has to happen for the request to be granted. Later requests with a higher priority are
@@ -50,17 +35,10 @@ def explain(id: int, as_json: bool, host: str, port: int, namespace: str | None,
 
     --json prints the replies of the server: about the request, its blockers (by id), and what it holds (by name).
     """
-    replies = query(
-        host, port, namespace=namespace, timeout_s=timeout, operation=lambda client: _query_replies(client, id)
-    )
-    with checked_reply():
-        lines = list(_report_lines(replies, time.time() * 1000, output_columns(wide=False)))
-    if not lines:
+    replies = server.query(lambda client: _query_replies(client, id))
+    if not replies["request"]["queue"] and not replies["request"]["holders"]:
         raise click.ClickException(f"request {id} does not exist or has ended")
-    if as_json:
-        print_json(codec.dumps(replies))
-    else:
-        print_lines(*lines)
+    output.print(replies, _report_lines)
 
 
 async def _query_replies(client: Querier, id: int) -> Replies:
@@ -94,7 +72,7 @@ def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float, c
     A last line says that the request times out first, if a blocker may hold its lock until after that timeout.
     """
     waited_for = duration(now_ms - row["since"])
-    yield from fold("", f"{_format_request(row)} has waited for {waited_for} and {_wait_timeout(row)}.", columns)
+    yield from fold("", f"{_request_name(row)} has waited for {waited_for} and {_wait_timeout(row)}.", columns)
     yield from fold("", f"Requests: {join_names(row['resources'], total=row['resourcesTotal'])}", columns)
     if not row["blockers"]:
         yield "No request blocks it any more."
@@ -130,7 +108,7 @@ def _unblock_condition(former_state: str, reply: Reply) -> str:
 def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that describe a held request: when it times out, and which requests wait for it."""
     held_for, expires_in = duration(now_ms - row["since"]), duration(row["expiresIn"])
-    sentence = f"{_format_request(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
+    sentence = f"{_request_name(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
     yield from fold("", sentence, columns)
     yield from fold("", f"Holds: {join_names(row['resources'], total=row['resourcesTotal'])}", columns)
     waiters = [
@@ -158,7 +136,7 @@ def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float, colum
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
         suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
         requested = next((requested for requested in waiter["resources"] if bare_name(requested) == name), name)
-        yield from fold(INDENT, f"└ {_format_request(waiter)} for {requested}{suffix}", columns)
+        yield from fold(INDENT, f"└ {_request_name(waiter)} for {requested}{suffix}", columns)
     if len(waiters) > MAX_WAITERS_SHOWN:
         yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}", columns)
     unlisted = reply["queueTotal"] - len(reply["queue"])
@@ -187,7 +165,5 @@ def _wait_timeout(row: Row) -> str:
     return f"times out in {remaining(row)}" if "expiresIn" in row else "has no timeout"
 
 
-def _format_request(row: Row) -> str:
-    """Return the id of a request, followed by its transaction if it has one."""
-    owner = row.get("transactionName")
-    return str(row["id"]) if owner is None else f"{row['id']} of {owner}"
+def _request_name(row: Row) -> str:
+    return request_name(row["id"], row.get("transactionName"))

@@ -128,6 +128,17 @@ def fold(indent: str, text: str, columns: int | None) -> list[str]:
     return [indent + first, *(indent + GAP + line for line in others)]
 
 
+def request_name(id: int, transaction: str | None) -> str:
+    """Return the id of a request, with its transaction: `7 of transfer-1`. None, or the id itself: it has no transaction."""
+    return str(id) if transaction in (None, str(id)) else f"{id} of {transaction}"
+
+
+def dot_string(*lines: str) -> str:
+    r"""Return a quoted string of Graphviz with these lines. Backslashes, as in `\N`, and HTML entities are escaped."""
+    text = r"\n".join(printable(line).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;") for line in lines)
+    return f'"{text}"'
+
+
 def join_names(names: Sequence[str], total: int) -> str:
     """Join names with spaces, and append the number of omitted names: `a b +3`.
 
@@ -140,14 +151,17 @@ def join_names(names: Sequence[str], total: int) -> str:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[int] = ()) -> list[str]:
     """Return the header and the rows as aligned lines. The columns with an index in `right_aligned` are right-aligned."""
     widths = [max(map(width, column)) for column in zip(headers, *rows, strict=True)]
-    lines = []
-    for row in (headers, *rows):
-        cells = []
-        for index, (cell, column_width) in enumerate(zip(row, widths, strict=True)):
-            padding = " " * (column_width - width(cell))
-            cells.append(padding + cell if index in right_aligned else cell + padding)
-        lines.append(GAP.join(cells).rstrip())
-    return lines
+    return [_align(row, widths, right_aligned) for row in (headers, *rows)]
+
+
+def _align(cells: Sequence[str], widths: Sequence[int], right_aligned: Sequence[int]) -> str:
+    """Return a line of a table, with the cells padded to the widths of their columns."""
+    padding = [" " * (column_width - width(cell)) for cell, column_width in zip(cells, widths, strict=True)]
+    padded = [
+        space + cell if index in right_aligned else cell + space
+        for index, (cell, space) in enumerate(zip(cells, padding, strict=True))
+    ]
+    return GAP.join(padded).rstrip()
 
 
 MIN_WRAPPED_COLUMNS = 12
@@ -176,16 +190,7 @@ def wrap_table(
             wrap_words(cell, column_width) if index in wrapped else [cell]
             for index, (cell, column_width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines = []
-        for parts in zip_longest(*texts, fillvalue=""):
-            padded = [
-                " " * (column_width - width(part)) + part
-                if index in right_aligned
-                else part + " " * (column_width - width(part))
-                for index, (part, column_width) in enumerate(zip(parts, widths, strict=True))
-            ]
-            lines.append(GAP.join(padded).rstrip())
-        blocks.append(lines)
+        blocks.append([_align(parts, widths, right_aligned) for parts in zip_longest(*texts, fillvalue="")])
     return blocks
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import click
-from msgspec import json
+from msgspec import to_builtins
 
 from genie.cli.format import duration, join_names, wrap_table
-from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option, wide_option
-from genie.cli.output import output_columns, print_json, print_lines
+from genie.cli.options import WholeNumber, bare_name, namespace_option, variable_option
+from genie.cli.query import Output, output_options
 from genie.config import NAMESPACE
 from genie.history.gantt import draw
 from genie.history.records import WHY_MISSING, UnreadableHistory
@@ -29,6 +29,7 @@ MAX_RESOURCES = 10
 """Resources of a request that are shown, as many as `genie inspect` lists; `--json` has all."""
 WRAPPED = (2, 3, 5)
 """Indexes of the columns with names, which are wrapped on a narrow terminal."""
+LIMIT_HELP = "Maximum number of requests, the latest."
 DAY_MS = 86_400_000
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -84,14 +85,12 @@ HOW_TO_RECORD = "a server records a history if it is started with `genie serve -
 
 def history_dir_option(command: Callable[P, T]) -> Callable[P, T]:
     """Add `--history-dir`, a folder that exists."""
-    return click.option(
+    return variable_option(
         "--history-dir",
-        envvar="GENIE_HISTORY_DIR",
-        show_envvar=True,
+        "The folder in which servers record the history.",
         metavar="FOLDER",
         type=click.Path(path_type=Path),
         callback=_existing_folder,
-        help="The folder in which servers record the history.",
     )(command)
 
 
@@ -110,58 +109,41 @@ def _existing_folder(ctx: click.Context, param: click.Parameter, folder: Path | 
 @click.option("--client", metavar="NAME", help="Only requests of this principal.")
 @click.option("--since", type=TimeType(), metavar="TIME", help="Begin of the window: 14:03, an ISO time, or 10m (ago).")
 @click.option("--until", type=TimeType(), metavar="TIME", help="End of the window.")
-@click.option(
-    "--limit",
-    type=WholeNumber(1, MAX_REQUESTS),
-    default=100,
-    show_default=True,
-    help="Maximum number of requests, the latest.",
-)
-@click.option(
-    "--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a Gantt chart to a file."
-)
-@wide_option
-@json_option
+@click.option("--limit", type=WholeNumber(1, MAX_REQUESTS), default=100, show_default=True, help=LIMIT_HELP)
+@click.option("--svg", type=click.Path(dir_okay=False), metavar="FILE", help="Write a Gantt chart to a file.")
+@output_options(wide=True)
 @history_dir_option
 @namespace_option
 def history(
+    output: Output,
     resource: str | None,
+    transaction: str | None,
+    client: str | None,
     since: float | None,
     until: float | None,
     limit: int,
-    svg: Path | None,
-    wide: bool,
-    as_json: bool,
+    svg: str | None,
     history_dir: Path,
     namespace: str | None,
-    **filters: str | None,
 ) -> None:
     """Show who asked for RESOURCE, waited, held it, and how that ended.
 
     Reads the files that a server writes with --history-dir. Without filters, all requests. --json prints times in unix ms.
     """
     since, until = read_window(since, until)
-    query = Query(
-        None if resource is None else bare_name(resource),
-        filters["transaction"],
-        filters["client"],
-        since,
-        until,
-        limit,
-    )
+    name = None if resource is None else bare_name(resource)
     try:
-        result = search(namespace_directory(history_dir, namespace or NAMESPACE), query)
+        result = search(
+            namespace_directory(history_dir, namespace or NAMESPACE),
+            Query(name, transaction, client, since, until, limit),
+        )
         if svg is not None:
             now_ms = time.time() * 1000
-            svg.write_text(
-                draw(result.requests, since, now_ms if until is None else min(until, now_ms)), encoding="utf-8"
-            )
+            chart = draw(result.requests, since, now_ms if until is None else min(until, now_ms))
+            Path(svg).write_text(chart, encoding="utf-8")
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
-    if as_json:
-        print_json(json.encode(result))
-    else:
-        print_lines(*_report(result, time.time() * 1000, output_columns(wide=wide)))
+    output.print(result, _report, document=to_builtins)
 
 
 def _report(result: Result, now_ms: float, columns: int | None) -> Iterator[str]:

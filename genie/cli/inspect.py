@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from genie.cli.format import duration, fold, join_names, remaining, wrap_table
-from genie.cli.options import (
-    Querier,
-    WholeNumber,
-    bare_name,
-    checked_reply,
-    json_option,
-    one_line_errors,
-    query,
-    server_options,
-    timeout_option,
-    wide_option,
-)
-from genie.cli.output import output_columns, print_json, print_lines
-from genie.protocol import codec
+from genie.cli.options import WholeNumber, bare_name
+from genie.cli.query import Output, QueriedServer, Querier, Reply, Row, checked_reply, output_options, server_query
 from genie.protocol.limits import MAX_ROWS
 
 INDENT = "  "
@@ -30,36 +17,23 @@ NAME_INDEXES = (1, 2)
 """Indexes of the columns that are wrapped on a narrow terminal."""
 NUMBER_INDEXES = (3, 4, 5)
 """Indexes of the right-aligned columns."""
-
-Row = dict[str, Any]
+LIMIT_HELP = "Maximum number of holders, and of waiters. [default: 100]"
 
 
 @click.command()
 @click.option("--resource", metavar="NAME", help="Only holders and waiters of this resource, in queue order.")
 @click.option("--transaction", metavar="NAME", help="Only this transaction.")
 @click.option("--id", type=int, metavar="N", help="Only this request.")
-@click.option(
-    "--limit",
-    type=WholeNumber(1, MAX_ROWS),
-    metavar="N",
-    help="Maximum number of holders, and of waiters. [default: 100]",
-)
-@wide_option
-@json_option
-@server_options
-@timeout_option
-@one_line_errors
+@click.option("--limit", type=WholeNumber(1, MAX_ROWS), metavar="N", help=LIMIT_HELP)
+@output_options(wide=True)
+@server_query
 def inspect(
+    server: QueriedServer,
+    output: Output,
     resource: str | None,
     transaction: str | None,
     id: int | None,
     limit: int | None,
-    wide: bool,
-    as_json: bool,
-    host: str,
-    port: int,
-    namespace: str | None,
-    timeout: float,
 ) -> None:
     """Show held locks, waiting requests and their blockers.
 
@@ -69,22 +43,11 @@ def inspect(
     if sum(given is not None for given in (resource, transaction, id)) > 1:
         raise click.UsageError("--resource, --transaction and --id are mutually exclusive: use only one.")
     name = None if resource is None else bare_name(resource)
-    payload = query(
-        host,
-        port,
-        namespace=namespace,
-        timeout_s=timeout,
-        operation=lambda client: _query(client, limit, resource=name, transaction=transaction, id=id),
-    )
-    if as_json:
-        print_json(codec.dumps(payload))
-        return
-    with checked_reply():
-        lines = list(_report_lines(payload, time.time() * 1000, output_columns(wide=wide)))
-    print_lines(*lines)
+    reply = server.query(lambda client: _query(client, limit, resource=name, transaction=transaction, id=id))
+    output.print(reply, _report_lines)
 
 
-async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str, Any]:
+async def _query(client: Querier, limit: int | None, **filters: Any) -> Reply:
     """Return the payload of an `inspected` message with up to `limit` holders and up to `limit` waiters.
 
     The server applies one limit to the sum of holders and waiters, and lists the holders first. If waiters are
@@ -100,7 +63,7 @@ async def _query(client: Querier, limit: int | None, **filters: Any) -> dict[str
     return payload
 
 
-def _report_lines(payload: dict[str, Any], now_ms: float, columns: int | None = None) -> Iterator[str]:
+def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> Iterator[str]:
     """Yield the lines of the text output: a table of held requests, and a table of waiting requests."""
     holders, queue = payload["holders"], payload["queue"]
     if not payload["holdersTotal"] and not payload["queueTotal"]:

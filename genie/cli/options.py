@@ -1,4 +1,4 @@
-"""Common options of the commands, the client that sends their queries, and one-line error messages.
+"""Common options of the commands, and one-line error messages.
 
 An option may be set on the command line or by an environment variable. Error messages name the source of the value.
 """
@@ -14,18 +14,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine
 from types import FrameType
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from genie.cli.output import print_message
-from genie.client.aio import Client
-from genie.client.commands import Inspect
-from genie.client.config import DEFAULT_HOST, DEFAULT_PORT, Address, ClientOptions, format_address, parse_addresses
+from genie.client.config import DEFAULT_HOST, DEFAULT_PORT
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
 from genie.net import ignored_service_link
 from genie.protocol import diagnostics
@@ -202,7 +199,7 @@ def _variables(param: click.Parameter) -> list[str]:
     return [param.envvar] if isinstance(param.envvar, str) else list(param.envvar)
 
 
-# -- Options and helpers of the commands that connect to a server --------
+# -- Options of several commands --------
 
 MAX_SECONDS = MAX_TIMEOUT_MS / 1000
 RESPONSE_TIMEOUT_S = 10.0
@@ -215,44 +212,32 @@ P = ParamSpec("P")
 Command = Callable[P, T]
 
 
+def variable_option(name: str, help: str, **attributes: Any) -> Callable[[Command[P, T]], Command[P, T]]:
+    """Return a decorator that adds an option, which the variable of its name sets too: `--admin-host`, GENIE_ADMIN_HOST."""
+    variable = f"GENIE_{name.removeprefix('--').replace('-', '_').upper()}"
+    settings: dict[str, Any] = {"cls": SourcedOption, "envvar": variable, "show_envvar": True, **attributes}
+    return click.option(name, help=help, **settings)
+
+
 def server_options(command: Command[P, T]) -> Command[P, T]:
     """Add `--host`, `--port` and `--namespace`."""
-    host = click.option(
+    host = variable_option(
         "--host",
-        cls=SourcedOption,
+        "Server to connect to; genies://HOST:PORT for TLS. Separate several with commas.",
         default=DEFAULT_HOST,
-        envvar="GENIE_HOST",
-        show_envvar=True,
         show_default=True,
-        help="Server to connect to; genies://HOST:PORT for TLS. Separate several with commas.",
     )
-    port = click.option(
-        "--port",
-        cls=SourcedOption,
-        type=PortType(),
-        default=DEFAULT_PORT,
-        envvar="GENIE_PORT",
-        show_envvar=True,
-        show_default=True,
-        help="Port of the server.",
-    )
+    port = variable_option("--port", "Port of the server.", type=PortType(), default=DEFAULT_PORT, show_default=True)
     return host(port(namespace_option(command)))
 
 
 def namespace_option(command: Command[P, T]) -> Command[P, T]:
     """Add `--namespace`. The default, None, selects the first namespace of the server."""
-    return click.option(
-        "--namespace",
-        cls=SourcedOption,
-        type=_parse_namespace,
-        metavar="NAME",
-        envvar="GENIE_NAMESPACE",
-        show_envvar=True,
-        help="Namespace of the locks. [default: the first of the server]",
-    )(command)
+    text = "Namespace of the locks. [default: the first of the server]"
+    return variable_option("--namespace", text, type=parse_namespace, metavar="NAME")(command)
 
 
-def _parse_namespace(text: str) -> str:
+def parse_namespace(text: str) -> str:
     """Return a valid name of a namespace unchanged. Raises click.BadParameter if the name is invalid."""
     error = diagnostics.namespace_error(text)
     if error is not None:
@@ -262,27 +247,15 @@ def _parse_namespace(text: str) -> str:
 
 def timeout_option(command: Command[P, T]) -> Command[P, T]:
     """Add `--timeout`, the response timeout in seconds. If another program listens on the port, it may never respond."""
-    return click.option(
-        "--timeout",
-        "timeout",
-        type=seconds(0.001),
-        metavar="SECONDS",
-        default=5,
-        show_default=True,
-        help="Response timeout of the server.",
-    )(command)
+    text = "Response timeout of the server."
+    return click.option("--timeout", type=seconds(0.001), metavar="SECONDS", default=5, show_default=True, help=text)(
+        command
+    )
 
 
 def json_option(command: Command[P, T]) -> Command[P, T]:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
-
-
-def wide_option(command: Command[P, T]) -> Command[P, T]:
-    """Add `--wide`. Names are never truncated: on a terminal they are wrapped within their columns."""
-    return click.option(
-        "--wide", is_flag=True, help="Print each row as one line, however long; on a terminal, rows are wrapped."
-    )(command)
 
 
 def seconds(minimum: float) -> Callable[[str | float], float]:
@@ -306,82 +279,6 @@ def bare_name(resource: str) -> str:
         if resource.startswith(mode):
             return resource[len(mode) :]
     return resource
-
-
-def format_servers(host: str, port: int) -> str:
-    """Return the addresses of the configured servers as text, separated by commas.
-
-    `host` may list several servers. `port` applies to those without a port.
-    """
-    return ", ".join(map(format_address, parse_addresses(host, port)))
-
-
-class Querier(Client):
-    """A client that also returns the server's address and build, why there is no connection, and undecoded replies."""
-
-    @property
-    def address(self) -> Address | None:
-        """Address of the connected server, the leader."""
-        return self._connection.address
-
-    @property
-    def server(self) -> str:
-        """Version and build of the server, as in `welcome`."""
-        return self._connection.session.server
-
-    async def inspected(
-        self,
-        *,
-        resource: str | None = None,
-        transaction: str | None = None,
-        id: int | None = None,
-        limit: int | None = None,
-        only: Literal["holders", "queue"] | None = None,
-    ) -> dict[str, Any]:
-        """Send the command `inspect`, and return the payload of the reply as on the wire: times in milliseconds.
-
-        `only` restricts the reply to held requests (`holders`) or to waiting requests (`queue`).
-        """
-        command = Inspect(resource=resource, transaction=transaction, id=id, limit=limit, only=only)
-        return cast("dict[str, Any]", await self._connection.call(command))
-
-    @property
-    def connection_error(self) -> str:
-        """Why the client is not connected; empty while it is connected."""
-        return "" if self._connection.session.up else self._connection.session.explain_unavailable()
-
-
-def query(
-    host: str, port: int, *, namespace: str | None, timeout_s: float, operation: Callable[[Querier], Awaitable[T]]
-) -> T:
-    """Connect to the leader, run one operation with the client, and disconnect, all within `timeout_s`.
-
-    Raises GenieError if the connection or the operation fails, and ValueError for an invalid address or token.
-    """
-
-    async def connect_and_run() -> T:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        client = Querier(
-            parse_addresses(host, port),
-            ClientOptions(
-                connect_timeout=timeout_s, response_timeout=timeout_s, namespace=namespace, waits_for_servers=False
-            ),
-        )
-        try:
-            async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
-                # While connecting, the client applies `connect_timeout`: its error contains the replies of the servers.
-                await stack.enter_async_context(client)
-                time_limit.reschedule(deadline)
-                try:
-                    return await operation(client)
-                except asyncio.CancelledError:
-                    stack.pop_all()  # closing the client would wait for the server, which does not respond
-                    raise
-        except TimeoutError:
-            no_response = f"{format_servers(host, port)} did not respond within {timeout_s:g} s"
-            raise Unavailable(client.connection_error or no_response) from None
-
-    return run_async(connect_and_run())
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -422,15 +319,6 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         if interrupted:
             raise KeyboardInterrupt from None
         raise
-
-
-@contextmanager
-def checked_reply() -> Iterator[None]:
-    """Convert exceptions for missing or unexpected fields of a reply into a ClickException, a one-line error."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError) as error:
-        raise click.ClickException(f"unexpected reply, the server may have another version: {error!r}") from None
 
 
 def one_line(error: BaseException) -> str:

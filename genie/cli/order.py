@@ -2,66 +2,39 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import click
 
 from genie.admin.models import Inversion, Order, OrderEdge
-from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
-from genie.cli.format import duration, wrap_table
+from genie.cli.admin_client import AdminClient, admin_query
+from genie.cli.format import dot_string, duration, wrap_table
 from genie.cli.inspect import INDENT
-from genie.cli.options import WholeNumber, json_option, one_line_errors, timeout_option, wide_option
-from genie.cli.output import output_columns, print_json, print_lines
+from genie.cli.options import WholeNumber
+from genie.cli.query import Output, output_options
 from genie.core.lock_order.inversions import describe_edge
-from genie.protocol import codec
 from genie.text import printable
 
-DEFAULT_LIMIT, MAX_LIMIT = 100, 1_000
+MAX_LIMIT = 1_000
+LIMIT_HELP = "Maximum number of edges, the most frequent first."
 HEADERS = ("HELD", "", "THEN", "REQUESTS", "LAST")
 
 
 @click.command()
-@click.option(
-    "--limit",
-    type=WholeNumber(1, MAX_LIMIT),
-    metavar="N",
-    default=DEFAULT_LIMIT,
-    show_default=True,
-    help="Maximum number of edges, the most frequent first.",
-)
+@click.option("--limit", type=WholeNumber(1, MAX_LIMIT), metavar="N", default=100, show_default=True, help=LIMIT_HELP)
 @click.option("--dot", is_flag=True, help="Print a digraph for Graphviz; the edges of inversions are red.")
-@wide_option
-@json_option
-@admin_options
-@timeout_option
-@one_line_errors
-def order(
-    limit: int,
-    dot: bool,
-    wide: bool,
-    as_json: bool,
-    admin_host: str,
-    admin_port: str,
-    namespace: str | None,
-    timeout: float,
-) -> None:
+@output_options(wide=True)
+@admin_query
+def order(admin: AdminClient, output: Output, limit: int, dot: bool) -> None:
     """Show in which order transactions take locks, by classes of names, and which orders can deadlock (inversions).
 
     Queries the admin port of the leader, which observes transactions since its start. --json prints the response: times
     in unix ms.
     """
-    if dot and as_json:
+    if dot and output.as_json:
         raise click.UsageError("--dot and --json are mutually exclusive: use only one.")
-    response = query_admin(
-        AdminClient(admin_host, admin_port, namespace, timeout), lambda client: client.get("/api/order", limit)
-    )
-    shown = decode_response(response, Order)
-    if as_json:
-        print_json(codec.dumps(response))
-    else:
-        lines = _dot_lines(shown) if dot else _report_lines(shown, time.time() * 1000, output_columns(wide=wide))
-        print_lines(*lines)
+    response, shown = admin.query("/api/order", Order, limit)
+    output.print(shown, _dot_lines if dot else _report_lines, document=lambda _: response)
 
 
 def _report_lines(shown: Order, now_ms: float, columns: int | None) -> Iterator[str]:
@@ -112,7 +85,7 @@ def _edge_cells(edge: OrderEdge, now_ms: float) -> list[str]:
     return [held, "→", asked, f"{edge.count:,}", duration(now_ms - edge.last_at)]
 
 
-def _dot_lines(shown: Order) -> Iterator[str]:
+def _dot_lines(shown: Order, *_: object) -> Iterator[str]:
     """Yield the lines of a digraph: an arrow from what is held to what is asked for then."""
     in_inversions = [edge for inversion in shown.inversions for edge in inversion.edges]
     inverted = {(edge.held, edge.asked) for edge in in_inversions}
@@ -127,10 +100,5 @@ def _dot_lines(shown: Order) -> Iterator[str]:
     yield "digraph lock_order {"
     for (held, asked), count in counts.items():
         color = " color=red" if (held, asked) in inverted else ""
-        yield f'  {_quote(held)} -> {_quote(asked)} [label="{count}"{color}];'
+        yield f'  {dot_string(held)} -> {dot_string(asked)} [label="{count}"{color}];'
     yield "}"
-
-
-def _quote(name: str) -> str:
-    escaped = printable(name).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

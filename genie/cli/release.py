@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,22 +11,10 @@ from typing import Any, TypeVar
 import click
 
 from genie.cli.format import natural_key
-from genie.cli.inspect import Row, holder_lines, waiter_lines
-from genie.cli.options import (
-    Querier,
-    bare_name,
-    checked_reply,
-    json_option,
-    one_line,
-    one_line_errors,
-    query,
-    server_options,
-    timeout_option,
-    wide_option,
-)
-from genie.cli.output import output_columns, print_json, print_lines
+from genie.cli.inspect import holder_lines, waiter_lines
+from genie.cli.options import bare_name, one_line
+from genie.cli.query import Output, QueriedServer, Querier, Row, checked_reply, output_options, server_query
 from genie.errors import Code, RequestRejected
-from genie.protocol import codec
 from genie.protocol.limits import MAX_ROWS
 
 MAX_CONCURRENT_COMMANDS = 100
@@ -59,22 +46,10 @@ class ReleaseList:
 @click.option("--transaction", metavar="NAME", help="Release all locks and waiting requests of this transaction.")
 @click.option("--prefix", metavar="PREFIX", help="Release all locks on resources whose names start with PREFIX.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@wide_option
-@json_option
-@server_options
-@timeout_option
-@one_line_errors
+@output_options(wide=True)
+@server_query
 def release(
-    id: int | None,
-    transaction: str | None,
-    prefix: str | None,
-    yes: bool,
-    wide: bool,
-    as_json: bool,
-    host: str,
-    port: int,
-    namespace: str | None,
-    timeout: float,
+    server: QueriedServer, output: Output, id: int | None, transaction: str | None, prefix: str | None, yes: bool
 ) -> None:
     """End the lock ID, or cancel the waiting request ID, of any client.
 
@@ -84,43 +59,32 @@ def release(
     releases locks only: requests that wait for them are granted next. Locks granted after the list was made are not
     released. --json needs --yes.
     """
-    _check_arguments(id, transaction, prefix, yes=yes, as_json=as_json)
-
-    def run(operation: Callable[[Querier], Coroutine[Any, Any, T]]) -> T:
-        return query(host, port, namespace=namespace, timeout_s=timeout, operation=operation)
-
-    if id is not None:
-        reason = run(lambda client: client.release(id))
-        if as_json:
-            print_json(codec.dumps({"id": id, "reason": reason}))
-        else:
-            print_lines(f"{id} is released: {reason}")
-        return
-    targets = run(
-        lambda client: _list_prefix(client, prefix) if prefix else _list_transaction(client, str(transaction))
-    )
-    if not as_json:
-        with checked_reply():
-            lines = list(_target_lines(targets, time.time() * 1000, output_columns(wide=wide)))
-        print_lines(*lines)
-    if targets.ids and not yes:
-        requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
-        click.confirm(f"Release {requests}?", abort=True)
-    if targets.ids or as_json:
-        reasons = run(lambda client: _release_all(client, targets.ids))
-        _print_outcomes(targets, reasons, as_json=as_json)
-
-
-def _check_arguments(id: int | None, transaction: str | None, prefix: str | None, *, yes: bool, as_json: bool) -> None:
-    """Raise click.UsageError if arguments are missing or contradict each other."""
     if sum(given is not None for given in (id, transaction, prefix)) != 1:
         raise click.UsageError("give exactly one of ID, --transaction and --prefix.")
-    if id is not None and yes:
-        raise click.UsageError("--yes requires --transaction or --prefix: an ID is released without confirmation.")
-    if id is None and as_json and not yes:
+    if id is not None:
+        if yes:
+            raise click.UsageError("--yes requires --transaction or --prefix: an ID is released without confirmation.")
+        reason = server.query(lambda client: client.release(id))
+        output.print({"id": id, "reason": reason}, lambda *_: [f"{id} is released: {reason}"])
+        return
+    if output.as_json and not yes:
         raise click.UsageError("--json cannot ask for confirmation: add --yes.")
     if prefix == "":
         raise click.UsageError("--prefix must not be empty: that would release every lock.")
+    targets = server.query(
+        lambda client: _list_prefix(client, prefix) if prefix else _list_transaction(client, str(transaction))
+    )
+    if not output.as_json:
+        output.print(targets, _target_lines)
+    if targets.ids and not yes:
+        requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
+        click.confirm(f"Release {requests}?", abort=True)
+    if targets.ids or output.as_json:
+        reasons = dict(zip(targets.ids, server.query(lambda client: _release_all(client, targets.ids)), strict=True))
+        rows = [{"id": id_, "reason": reason} for id_, reason in reasons.items()]
+        output.print({"released": rows, "complete": targets.complete}, lambda *_: _outcome_lines(reasons))
+        if any(reason.startswith(NOT_RELEASED) for reason in reasons.values()):
+            raise SystemExit(1)
 
 
 async def _list_transaction(client: Querier, transaction: str) -> ReleaseList:
@@ -212,21 +176,9 @@ def _target_lines(targets: ReleaseList, now_ms: float, columns: int | None) -> I
         yield "The list is incomplete: run the command again afterwards."
 
 
-def _print_outcomes(targets: ReleaseList, reasons: list[str], *, as_json: bool) -> None:
-    """Print why each request ended; then exit with status 1 if the server rejected a release.
-
-    `reasons` are the texts that `_release_all` returned.
-    """
-    reason_by_id = dict(zip(targets.ids, reasons, strict=True))
-    any_rejected = any(reason.startswith(NOT_RELEASED) for reason in reasons)
-    if as_json:
-        rows = [{"id": id_, "reason": reason} for id_, reason in reason_by_id.items()]
-        print_json(codec.dumps({"released": rows, "complete": targets.complete}))
-    else:
-        released_count = sum(reason == "success" for reason in reasons)
-        print_lines(f"Released: {released_count:,}")
-        for id_, reason in reason_by_id.items():
-            if reason != "success":
-                print_lines(f"  {id_}: {reason}")
-    if any_rejected:
-        raise SystemExit(1)
+def _outcome_lines(reasons: dict[int, str]) -> Iterator[str]:
+    """Yield how many requests were released, and why each other one ended or was not released."""
+    yield f"Released: {sum(reason == 'success' for reason in reasons.values()):,}"
+    for id_, reason in reasons.items():
+        if reason != "success":
+            yield f"  {id_}: {reason}"

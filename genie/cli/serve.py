@@ -19,10 +19,10 @@ from genie.cli.options import (
     InvalidArgument,
     Number,
     PortType,
-    SourcedOption,
     WholeNumber,
     replace_variables_by_options,
     source_of,
+    variable_option,
 )
 from genie.cli.output import print_lines
 from genie.cli.port_probe import describe_listener
@@ -61,17 +61,12 @@ def _option(
     `text` is the help text. `variables` are the environment variables of the option; the default is `GENIE_` followed
     by the option's name in upper case. The default value is that of the setting with the same name.
     """
-    field = name.removeprefix("--").replace("-", "_")
-    return click.option(
-        name,
-        type=kind,
-        is_flag=kind is bool,
-        cls=EmptiableOption if isinstance(kind, AdminPortType) else SourcedOption,
-        default=_DEFAULTS.get(field),
-        envvar=variables or f"GENIE_{field.upper()}",
-        show_envvar=True,
-        show_default=_DEFAULTS.get(field) is not None,
-        help=text,
+    default = _DEFAULTS.get(name.removeprefix("--").replace("-", "_"))
+    attributes: dict[str, Any] = {"envvar": variables} if variables else {}
+    if isinstance(kind, AdminPortType):
+        attributes["cls"] = EmptiableOption
+    return variable_option(
+        name, text, type=kind, is_flag=kind is bool, default=default, show_default=default is not None, **attributes
     )
 
 

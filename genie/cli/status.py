@@ -7,36 +7,21 @@ from typing import Any
 
 import click
 
-from genie.cli.options import (
-    Querier,
-    format_servers,
-    json_option,
-    one_line_errors,
-    query,
-    server_options,
-    timeout_option,
-)
-from genie.cli.output import print_json, print_lines
-from genie.client.config import Address, format_address
+from genie.cli.query import Output, QueriedServer, Querier, output_options, server_query
+from genie.client.config import format_address
 from genie.errors import Code, RequestRejected
-from genie.protocol import codec
+
+LOCAL_HELP = "Ask the server of this machine or container, at its admin port, with the settings in its environment."
 
 
 @click.command()
-@json_option
-@server_options
-@timeout_option
-@click.option(
-    "--local",
-    "is_local",
-    is_flag=True,
-    help="Ask the server of this machine or container, at its admin port, with the settings in its environment.",
-)
-@one_line_errors
-def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: float, is_local: bool) -> None:
+@output_options(wide=False)
+@server_query
+@click.option("--local", "is_local", is_flag=True, help=LOCAL_HELP)
+def status(server: QueriedServer, output: Output, is_local: bool) -> None:
     """Check that the server responds: exit status 0 if it does, 1 if not.
 
-    With --local: show the role of one server in each namespace, and who leads. The exit status is 0 if the server is ready.
+    With --local: show the role of one server in each namespace, and the leader. The exit status is 0 if the server is ready.
     It needs no token, and works in the environment of `genie serve`, such as that of a container.
 
     Of several servers, the leader is checked. The numbers of held and waiting requests are shown to principals that
@@ -44,51 +29,35 @@ def status(as_json: bool, host: str, port: int, namespace: str | None, timeout: 
     compiled, and its interpreter.
     """
     if is_local:
-        _show_local(timeout, as_json=as_json)
-        return
+        from genie.cli.local_status import read_local_status, read_settings  # noqa: PLC0415 - needs the server and HTTP
 
-    async def measure(client: Querier) -> tuple[float, dict[str, Any], Address | None, str]:
-        """Return the round-trip time of a ping in seconds, the reply to `inspect`, and the leader: its address and build.
-
-        The reply is empty if the principal may not inspect all resources.
-        """
-        started_s = time.perf_counter()
-        await client.ping()
-        round_trip_s = time.perf_counter() - started_s
-        try:
-            totals = await client.inspected(limit=1)
-        except RequestRejected as error:
-            if error.code != Code.UNAUTHORIZED:
-                raise
-            totals = {}
-        return round_trip_s, totals, client.address, client.server
-
-    round_trip_s, totals, leader, server = query(host, port, namespace=namespace, timeout_s=timeout, operation=measure)
-    address = format_address(leader) if leader else format_servers(host, port)
-    round_trip_ms = round(round_trip_s * 1000, 3)
-    held, waiting = totals.get("holdersTotal"), totals.get("queueTotal")
-    if as_json:
-        document = {
-            "address": address,
-            "server": server,
-            "roundTripMs": round_trip_ms,
-            "held": held,
-            "waiting": waiting,
-        }
-        print_json(codec.dumps(document))
-    else:
-        counts = f"; requests held: {held}, waiting: {waiting}" if totals else ""
-        print_lines(f"{address} leads, and responded in {round_trip_ms:.1f} ms{counts}", server)
+        found = read_local_status(read_settings(), server.timeout_s)
+        document = {"ready": found.is_ready, "namespaces": found.namespaces}
+        output.print(document, lambda *_: [f"{name}: {text}" for name, text in found.namespaces.items()])
+        raise SystemExit(0 if found.is_ready else 1)
+    output.print(server.query(lambda client: _measure(client, server.addresses)), _report_lines)
 
 
-def _show_local(timeout_s: float, *, as_json: bool) -> None:
-    """Print the roles of the server of this machine or container. Exit with status 1 if the server is not ready."""
-    from genie.cli.local_status import read_local_status, read_settings  # noqa: PLC0415 - needs the server and HTTP
+async def _measure(client: Querier, addresses: str) -> dict[str, Any]:
+    """Return the document that `--json` prints. The counts are None if the principal may not inspect all resources."""
+    started_s = time.perf_counter()
+    await client.ping()
+    round_trip_s = time.perf_counter() - started_s
+    try:
+        totals = await client.inspected(limit=1)
+    except RequestRejected as error:
+        if error.code != Code.UNAUTHORIZED:
+            raise
+        totals = {}
+    return {
+        "address": format_address(client.address) if client.address else addresses,
+        "server": client.server,
+        "roundTripMs": round(round_trip_s * 1000, 3),
+        "held": totals.get("holdersTotal"),
+        "waiting": totals.get("queueTotal"),
+    }
 
-    found = read_local_status(read_settings(), timeout_s)
-    if as_json:
-        print_json(codec.dumps({"ready": found.is_ready, "namespaces": found.namespaces}))
-    else:
-        print_lines(*(f"{name}: {text}" for name, text in found.namespaces.items()))
-    if not found.is_ready:
-        raise SystemExit(1)
+
+def _report_lines(status: dict[str, Any], *_: object) -> list[str]:
+    counts = "" if status["held"] is None else f"; requests held: {status['held']}, waiting: {status['waiting']}"
+    return [f"{status['address']} leads, and responded in {status['roundTripMs']:.1f} ms{counts}", status["server"]]

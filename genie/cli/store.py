@@ -19,16 +19,15 @@ from genie.cli.lazy_group import HelpfulGroup
 from genie.cli.options import (
     InvalidArgument,
     PortType,
-    SourcedOption,
     json_option,
     one_line_errors,
+    parse_namespace,
     run_async,
-    source_of,
+    variable_option,
 )
 from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
 from genie.protocol import codec
-from genie.protocol.diagnostics import namespace_error
 from genie.storage.redis.check import Report, check_namespace
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.primary import is_denied
@@ -57,45 +56,17 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
     A failure of Redis is printed as one line, with the exit status 2.
     """
 
-    @click.option(
-        "--redis-url",
-        cls=SourcedOption,
-        envvar="GENIE_REDIS_URL",
-        show_envvar=True,
-        help="Redis of the namespace, as for `genie serve`.",
-    )
-    @click.option(
-        "--redis-host",
-        cls=SourcedOption,
-        envvar="GENIE_REDIS_HOST",
-        show_envvar=True,
-        help="Redis of the namespace, in place of the URL. [default: 127.0.0.1]",
-    )
-    @click.option(
-        "--redis-port",
-        cls=SourcedOption,
-        type=PortType(),
-        envvar="GENIE_REDIS_PORT",
-        show_envvar=True,
-        help="Its port. [default: 6379]",
-    )
-    @click.option(
-        "--namespace",
-        cls=SourcedOption,
-        default=NAMESPACE,
-        envvar="GENIE_NAMESPACE",
-        show_envvar=True,
-        show_default=True,
-        help="Namespace of the locks.",
+    @variable_option("--redis-url", "Redis of the namespace, as for `genie serve`.")
+    @variable_option("--redis-host", "Redis of the namespace, in place of the URL. [default: 127.0.0.1]")
+    @variable_option("--redis-port", "Its port. [default: 6379]", type=PortType())
+    @variable_option(
+        "--namespace", "Namespace of the locks.", type=parse_namespace, default=NAMESPACE, show_default=True
     )
     @one_line_errors
     @functools.wraps(command)
     def with_redis(
         redis_url: str | None, redis_host: str | None, redis_port: int | None, namespace: str, **options: Any
     ) -> T:
-        invalid = namespace_error(namespace)
-        if invalid is not None:
-            raise InvalidArgument(f"{source_of('namespace')}: it {invalid}, not {namespace!r}")
         if redis_url is None:
             host = redis_host or "127.0.0.1"
             redis_url = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"

@@ -21,9 +21,9 @@ from rich.live import Live
 from rich.text import Text
 
 from genie.admin.models import Edge, HotList, State, Waits
-from genie.cli.admin_client import AdminClient, admin_options, decode_response, query_admin
+from genie.cli.admin_client import AdminClient, admin_query
 from genie.cli.format import Column, clip, duration, fit_table, fold, wrap_items
-from genie.cli.options import json_option, one_line, one_line_errors, run_async, seconds, timeout_option
+from genie.cli.options import json_option, one_line, run_async, seconds
 from genie.cli.output import print_json, print_lines
 from genie.errors import GenieError
 from genie.protocol import codec
@@ -372,51 +372,32 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 @click.option("--once", is_flag=True, help="Print one snapshot and exit, as if stdout were not a terminal.")
 @click.option("--wide", is_flag=True, help="With --once: print whole rows, however long.")
 @json_option
-@admin_options
-@timeout_option
-@one_line_errors
-def top(
-    every: float,
-    once: bool,
-    wide: bool,
-    as_json: bool,
-    admin_host: str,
-    admin_port: str,
-    namespace: str | None,
-    timeout: float,
-) -> None:
+@admin_query
+def top(admin: AdminClient, every: float, once: bool, wide: bool, as_json: bool) -> None:
     """Show a live view of a server: longest queues, longest waits, hot resources. Press ? for help, and q to quit.
 
     Queries the admin port, and retries while it does not respond. --json prints the state of the server once.
     """
-    client = AdminClient(admin_host, admin_port, namespace, timeout)
     console = Console(markup=False, highlight=False, emoji=False)
     if as_json:
-        print_json(codec.dumps(query_admin(client, _query_state)))
+        response, _ = admin.query("/api/state", State)
+        print_json(codec.dumps(response))
     elif once or not console.is_terminal or console.is_dumb_terminal:
         columns = console.width if console.is_terminal and not wide else NO_LIMIT
-        print_lines(*(line.text for line in render(query_admin(client, _query_snapshot), columns, rows=None)))
+        snapshot = admin.run(lambda: _query_snapshot(admin))
+        print_lines(*(line.text for line in render(snapshot, columns, rows=None)))
     else:
-        raise SystemExit(run_async(_Screen(console, client, every).run()))
+        raise SystemExit(run_async(_Screen(console, admin, every).run()))
 
 
-async def _query_state(client: AdminClient) -> Any:
-    """Return the JSON of `/api/state`. Raises GenieError if the response has an unexpected format."""
-    response = await client.get("/api/state")
-    decode_response(response, State)
-    return response
-
-
-async def _query_snapshot(client: AdminClient) -> Snapshot:
+async def _query_snapshot(admin: AdminClient) -> Snapshot:
     """Query the data that the screen shows. A follower is queried only for its state."""
-    state = decode_response(await client.get("/api/state"), State)
+    _, state = await admin.fetch("/api/state", State)
     if state.role != LEADER:
         return Snapshot(state)
-    return Snapshot(
-        state,
-        waits=decode_response(await client.get("/api/waits", limit=MAX_NODES), Waits),
-        hot=decode_response(await client.get("/api/hot", limit=MAX_ROWS), HotList),
-    )
+    _, waits = await admin.fetch("/api/waits", Waits, limit=MAX_NODES)
+    _, hot = await admin.fetch("/api/hot", HotList, limit=MAX_ROWS)
+    return Snapshot(state, waits, hot)
 
 
 KEYS = "?: help  q: quit"

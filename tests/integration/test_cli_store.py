@@ -368,7 +368,7 @@ def test_usage_and_unavailable_redis(stored: Stored) -> None:
     assert missing.stderr == "genie: Redis has no namespace 'missing'\n"
     invalid = genie_cli("store", "check", "--redis-url", stored.redis.url, "--namespace", "a b")
     assert invalid.returncode == 2
-    assert "--namespace: it must be a string" in invalid.stderr
+    assert "'--namespace': it must be a string" in invalid.stderr
     assert genie_cli("store", "check", redis_url="redis://").returncode == 2
     for command in ("check", "export"):
         down = genie_cli("store", command, "--redis-host", "127.0.0.1", "--redis-port", "1")
