@@ -192,7 +192,7 @@ class WireClient:
         self._send_request(request)
 
     def _release_all(self) -> bool:
-        """Release every held lock except those that have to time out; return whether all requests have ended."""
+        """Release every held lock except the locks that have to time out; return whether all requests have ended."""
         for request in self.requests.values():
             if request.held and not request.ended and not request.releasing and not request.expires:
                 self._release(request)

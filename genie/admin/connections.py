@@ -105,7 +105,7 @@ class _Pool:
 
 
 class AdminConnections:
-    """Accepts connections, keeps their bounds, and closes those that take too long.
+    """Accepts connections, keeps their bounds, and closes connections that take too long.
 
     Args:
         tls: the TLS context; None: plain HTTP.
@@ -131,7 +131,7 @@ class AdminConnections:
         self._resume_accepting(sock)
 
     async def close(self) -> None:
-        """Stop accepting connections, and abort those that have no complete request. The protocols close the others."""
+        """Stop accepting connections, and abort connections without a complete request. The protocols close the others."""
         for sock, retry in self._listeners.items():
             asyncio.get_running_loop().remove_reader(sock)
             if retry is not None:

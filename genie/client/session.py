@@ -159,7 +159,7 @@ class ClientSession:
         self._deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
         self._unknown_grants: list[Release] = []
-        """Releases of locks that this client has not requested. Those that are answered are removed at `MAX_UNKNOWN_GRANTS`."""
+        """Releases of locks that this client has not requested. Answered ones are removed at `MAX_UNKNOWN_GRANTS`."""
         self._deferred_calls: list[Call] = []
         """Other calls that wait for the next connection: `Extend`, `Ping`, `Inspect`. A caller limits their wait."""
 

@@ -76,7 +76,7 @@ class Recover:
 
 @dataclass(slots=True)
 class Continue:
-    """Check the waiters that an earlier step has left in `pending_grants`, and grant those that are grantable."""
+    """Check the waiters that an earlier step has left in `pending_grants`, and grant the grantable ones."""
 
 
 Command = Request | Release | Take | Extend | Expire | Disconnect | Recover | Continue

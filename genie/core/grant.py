@@ -19,7 +19,7 @@ MAX_CANDIDATES = 1_000
 bounds the duration of a step."""
 
 MAX_FILTERED_WAITERS = 16
-"""Maximum number of waiting requests of an owner that are all read to find those that wait in one queue. If an owner has more,
+"""Maximum number of waiting requests of an owner that are all read to find the ones in one queue. If an owner has more,
 the queue is read."""
 
 
@@ -29,7 +29,7 @@ def grant_candidates(
     """Return the waiters that may have become grantable, each once, in queue order, and the queues that are left.
 
     The third value is about how many requests and resources were read. `affected` are the queues that changed. The candidates also contain `new_request`, if given. Queues are left if there
-    are many requests to read: the caller continues with them later. Those that were not read yet are the first ones.
+    are many requests to read: the caller continues with them later. The requests that were not read yet are the first ones.
     """
     left: AffectedQueues = []
     if len(affected) == 1 and new_request is None:

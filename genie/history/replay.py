@@ -504,7 +504,7 @@ class _Simulation:
         self._step(Recover(), now)
 
     def _in_order(self) -> Iterator[_Recorded]:
-        """Yield the requests by their arrival: first those that are carried into the period."""
+        """Yield the requests by their arrival: first the ones that are carried into the period."""
         yield from sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
 
     def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:

@@ -24,7 +24,7 @@ class Retention:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all raw files: those that are written, and those that wait for the archiver."""
+        """Bytes of all raw files: the open ones, and the ones that wait for the archiver."""
         return self.max_bytes // 4
 
     @property

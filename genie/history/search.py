@@ -171,7 +171,7 @@ class _Search:
                 continue
             here, first_at = self._read(segment)
             # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
-            # earlier files for the arrival of those that are carried into it.
+            # earlier files for the arrival of requests that are carried into it.
             arrivals = self._merge(here, segment, known_only=has_window)
             if has_window and not arrivals:
                 break
@@ -262,7 +262,7 @@ class _Search:
                 entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
 
     def _read_ends(self, lines: Iterator[list[Line]], live: dict[int, Entry], term: str) -> None:
-        """Apply lines after the window to requests that were live in it, and remove those that end."""
+        """Apply lines after the window to requests that were live in it, and remove each that ends."""
         if not live:
             return
         for line in chain.from_iterable(lines):

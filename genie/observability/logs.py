@@ -53,7 +53,7 @@ class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ig
 
 
 def set_level(level: str) -> None:
-    """Set the minimum level of all loggers, also of those that are in use."""
+    """Set the minimum level of all loggers, also of loggers in use."""
     filtering = structlog.make_filtering_bound_logger(getattr(logging, level.upper()))
     for name, method in vars(filtering).items():
         if not name.startswith("__"):

@@ -346,7 +346,7 @@ class Dispatcher:
         self._excess = 0
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
-        """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for those that it holds."""
+        """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for the resources that it holds."""
         request, names = command.request, tuple(name for name, _ in command.choices)
         request.exclusive = names
         self._excess = excess_bytes(request)

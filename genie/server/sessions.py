@@ -69,7 +69,7 @@ class Outbound(Protocol):
 
 
 class SessionEnd:
-    """The requests of a session that ends, which end in slices: first those that wait, then the held ones.
+    """The requests of a session that ends, which end in slices: first the waiting ones, then the held ones.
 
     A request that waits is ended even if it is granted before its slice. The requests that stay held without a session are
     the last ones.
@@ -289,7 +289,7 @@ def fingerprint(request: Request) -> bytes:
 
 def _parameters(request: Request) -> tuple[object, ...]:
     """Return what identifies a request among those with the same `ref`, with its resources in any order."""
-    # With `anyOf` the digest identifies the choices; the resources are those that were acquired.
+    # With `anyOf` the digest identifies the choices; the resources are the acquired ones.
     names = (sorted(request.shared), sorted(request.exclusive)) if request.choice_digest is None else None
     return (
         request.choice_digest,
@@ -343,7 +343,7 @@ class SessionTable:
 
     @property
     def disconnected(self) -> int:
-        """Number of sessions without a connection: those that can be resumed, and those that only have held requests."""
+        """Number of sessions without a connection: the resumable ones, and the ones that only have held requests."""
         return len(self._detached) + self._ended_with_requests
 
     def end(self, session: Session, principal: str | None) -> None:

@@ -15,7 +15,7 @@ RECENT_MS = 3_600_000
 LONG = re.compile(r"\d{13,}")
 NOTE = r"[\w.-]+ \d+@[\w.-]+"
 """The default note of a client: program, process and host."""
-FENCE = r'(?<=fence )\d+|(?<="fence":)\d+'
+FENCE = r'(?<=fence )\d+|(?<="fence":)\d+|(?<=which is greater than )\d+'
 """A fencing token, which pages may shorten."""
 VARIABLE = re.compile(rf"…|{NOTE}|{FENCE}|\d{{13,}}|\d+(?:\.\d+)? (?:µs|ms|s|min|h)\b|\s+")
 

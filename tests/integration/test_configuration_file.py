@@ -28,7 +28,7 @@ def reloaded(genie: Genie, path: Path, text: str) -> dict[str, dict[str, Any]]:
     return {line["setting"]: line for line in genie.log[first:] if "setting" in line}
 
 
-async def test_a_reload_changes_settings_and_names_those_that_need_a_restart(tmp_path: Path) -> None:
+async def test_a_reload_changes_settings_and_names_each_that_needs_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "genie.toml"
     settings = "slow_wait = 0\n"
     path.write_text(f'token = "{FIRST}"\n{settings}')

@@ -94,7 +94,7 @@ class TimeoutHandler:
         client: A client of Genie. Its lock of `name` then serializes the runs of all replicas, and its
             fencing token rejects the writes of a stalled run. Without it a lock of the database
             serializes them.
-        name: The name of the ledger among those that use the same Genie server.
+        name: The name of the ledger among the ledgers that use the same Genie server.
         batch: How many state changes, and how many expired transfers, a run processes at most.
         every: Seconds between two runs of `run`.
         longest_transaction: Seconds that a transaction of the ledger may be open. What is committed

@@ -177,7 +177,7 @@ FINAL_STATES = (
     "SETTLED",
 )
 """States in which a transfer is finished, and no longer tracked: those of the reference design, then
-those that only Mojaloop's central-ledger has. A state that is in neither list is an unlisted state:
+states that only Mojaloop's central-ledger has. A state that is in neither list is an unlisted state:
 a transfer in it is neither delivered nor removed.
 """
 

@@ -247,7 +247,7 @@ async def finalize(
     """Write a final state change for tracked transfers in processing, and return the number of
     transfers. Transfers in unlisted states are not changed, because their meaning is unknown.
 
-    `limit` is the maximum number of transfers: those that expire first. With `overdue`, only
+    `limit` is the maximum number of transfers: the first to expire. With `overdue`, only
     transfers whose date has passed are finalized. Raises ValueError for a state that is not final,
     and DatabaseFailed if the transaction fails.
     """

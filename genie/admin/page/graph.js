@@ -157,7 +157,7 @@ function fitText(element, text, suffix, maxWidth) {
   return abbreviate(text, length) + suffix;
 }
 
-/** Return the keys of the selected node and of those that it is linked with. */
+/** Return the keys of the selected node and of its neighbours. */
 function neighbourKeys(links, selected) {
   return new Set(links.filter((link) => touches(link, selected)).flatMap((link) => [link.from.key, link.to.key]));
 }

@@ -81,7 +81,7 @@ function layoutStacked({ nodes, links }, maxWidth) {
   return { width: Math.max(...nodes.map((node) => node.x + node.width)), height: nodes.length * (NODE_HEIGHT + ROW_GAP) - ROW_GAP };
 }
 
-/** Sort nodes so that each comes after, and close to, those that it waits for; of several, the oldest first. */
+/** Sort nodes so that each comes after, and close to, its blockers; of several, the oldest first. */
 function topologicalOrder(nodes, links) {
   const unplacedBlockers = new Map(nodes.map((node) => [node, new Set()]));
   for (const { from, to } of links) unplacedBlockers.get(from).add(to);
@@ -132,7 +132,7 @@ function depths(nodes, links) {
 
 /**
  * Move the items of a column towards the middle of their neighbours without overlaps. Items that would overlap form a
- * block, whose position is the mean of those that they aim for.
+ * block, whose position is the mean of their target positions.
  */
 function alignColumn(column, neighbours) {
   const middle = (item) => item.y + item.height / 2;

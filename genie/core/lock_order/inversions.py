@@ -79,7 +79,7 @@ class Inversions:
 
     def __init__(self) -> None:
         self.found: list[Inversion] = []
-        """In the order in which they were found, without those that a guard makes harmless."""
+        """In the order in which they were found, without inversions that a guard makes harmless."""
         self.guarded: list[Inversion] = []
         """Inversions that a guard makes harmless."""
         self.count = 0

@@ -1,4 +1,4 @@
-"""The classes of the names that a transaction holds, and of those that a request asks for."""
+"""The classes of the names that a transaction holds, and of the names that a request asks for."""
 
 from __future__ import annotations
 

@@ -123,9 +123,7 @@ def _move_some(number: int) -> Callable[[Database], Awaitable[int]]:
 
 
 async def _move_all(database: Database) -> int:
-    """Move all dates, so that this number of transfers becomes overdue in addition to those that
-    are overdue already.
-    """
+    """Move all dates, so that this number of further transfers becomes overdue."""
     timeout, transfer = LEDGER.tables.timeout, LEDGER.tables.transfer
     async with database.reading() as connection:
         handed = select(func.count(timeout.c.deliveredDate))

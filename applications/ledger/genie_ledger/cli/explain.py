@@ -35,7 +35,7 @@ SUMMARY = {
     default=100_000,
     show_default=True,
     metavar="N",
-    help="Maximum number of transfers, those that expired first.",
+    help="Maximum number of transfers, the first to expire.",
 )
 @json_option
 def explain(url: str, ledger: Ledger, limit: int, as_json: bool) -> None:

@@ -112,7 +112,7 @@ async def _shift(url: str, ledger: Ledger, by: timedelta, progress_every: int) -
 @one_line_errors
 @ledger_options
 @click.option("--state", default="ABORTED", show_default=True, help="Final state to write.")
-@click.option("--limit", type=WholeNumber(1), metavar="N", help="Maximum number of transfers, those that expire first.")
+@click.option("--limit", type=WholeNumber(1), metavar="N", help="Maximum number of transfers, the first to expire.")
 @click.option("--overdue", is_flag=True, help="Only transfers whose expiration date has passed.")
 def finalize(url: str, ledger: Ledger, **options: Any) -> None:
     """Write a final state for the transfers in processing that the handler tracks."""

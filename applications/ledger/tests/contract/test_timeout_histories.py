@@ -39,7 +39,7 @@ class History:
         self.accepted_dates: dict[str, datetime] = {}
         """The dates of transfers that were accepted and are not final since."""
         self.open: list[tuple[AsyncExitStack, Entries, set[str], set[str]]] = []
-        """Open transactions, with the transfers that they have changed, and those that they make final."""
+        """Open transactions, with the transfers that they have changed, and the transfers that they make final."""
         self.handler = self._new_handler()
 
     def _new_handler(self, **options: Any) -> TimeoutHandler:

@@ -83,7 +83,7 @@ class InMemorySelection(Selection):
         """
         self._guard.check()
         # Only a first attempt makes its outputs selectable at once. Before a retry, the earlier attempt may have issued
-        # the outputs, and they may have been spent since: then the change feed reports those that are unspent.
+        # the outputs, and they may have been spent since: then the change feed reports the unspent ones.
         is_first_attempt = self._state is State.HELD and not self._restored
         expected = outputs if is_first_attempt else ()
         self._follower.expect(expected)

@@ -38,7 +38,7 @@ READ_BATCH = 500
 
 
 class TokenPicker:
-    """Chooses and reserves tokens, and loads from the store those that are not in memory."""
+    """Chooses and reserves tokens, and loads from the store the tokens that are not in memory."""
 
     __slots__ = ("_buckets", "_guard", "_reservations", "_store")
 

@@ -1,6 +1,6 @@
 """Finding free tokens of a wallet and locking them in Genie.
 
-A search draws candidates at random from the wallet's cache, skips those that are known to be held,
+A search draws candidates at random from the wallet's cache, skips tokens that are known to be held,
 and requests their locks, together with some spare tokens, in one request. If other clients have
 locked too many of them, it retries at once with more spares. If the cache has too few free tokens,
 it loads the wallet, or waits until others release theirs. It reports insufficient funds only after

@@ -30,7 +30,7 @@ class SqlTokenStore:
 
     The URL is `sqlite+aiosqlite:///tokens.db` (a file) or
     `postgresql+asyncpg://user@host/database`. The first use, or entering it as an async context
-    manager, creates the tables, or checks those that exist (WrongSchema). `close` it at the end.
+    manager, creates the tables, or checks the existing ones (WrongSchema). `close` it at the end.
     Database errors are those of SQLAlchemy. A call whose caller is cancelled is completed in the
     background, so that the connection stays usable.
     """
