@@ -46,6 +46,7 @@ class _Genie(LazyGroup):
 
 
 @click.group(
+    "genie",
     cls=_Genie,
     package=__name__,
     names=COMMANDS,

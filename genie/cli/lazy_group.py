@@ -10,7 +10,8 @@ from typing import IO, Any
 import click
 
 from genie.cli.options import one_line
-from genie.cli.output import print_error, printable_message
+from genie.cli.output import print_error
+from genie.text import printable
 
 MAX_SENTENCE = 1_000
 """No sentence is longer, so that click truncates none."""
@@ -19,31 +20,21 @@ MAX_SENTENCE = 1_000
 class ReportedError(click.ClickException):
     """An error of a command, which prints as all messages of Genie do. Click would print `Error:` before it.
 
-    The message is escaped, because it may contain an argument or the text of a server. `usage` says how to call the
-    command, and where its help is; it is empty if the command was called correctly.
+    The message is escaped, because it may contain an argument or the text of a server. It begins with the name of the
+    program, after the usage of the command if the command was not called correctly.
     """
 
-    def __init__(self, error: click.ClickException) -> None:
-        super().__init__(printable_message(error.format_message()))
-        self.exit_code = error.exit_code  # type: ignore[misc] # as click's own subclasses do in their class
-        self.usage = ""
+    def __init__(self, error: click.ClickException, program: str) -> None:
+        usage = ""
         if isinstance(error, click.UsageError) and error.ctx is not None:
-            self.usage = f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n"
+            usage = f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n\n"
+        escaped = "\n".join(map(printable, error.format_message().split("\n")))
+        super().__init__(f"{usage}{program}: {escaped}")
+        self.exit_code = error.exit_code  # type: ignore[misc] # as click's own subclasses do in their class
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
         """Print the error to stderr."""
-        print_error(self.message, self.usage)
-
-
-@contextmanager
-def reported_errors() -> Iterator[None]:
-    """Replace an error of click by a `ReportedError`."""
-    try:
-        yield
-    except ReportedError:
-        raise
-    except click.ClickException as error:
-        raise ReportedError(error) from None
+        print_error(self.message)
 
 
 class HelpfulGroup(click.Group):
@@ -84,13 +75,23 @@ class LazyGroup(HelpfulGroup):
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Parse the arguments of the group."""
-        with reported_errors():
+        with self._reported_errors():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Parse the arguments of a command, and execute the command."""
-        with reported_errors():
+        with self._reported_errors():
             return super().invoke(ctx)
+
+    @contextmanager
+    def _reported_errors(self) -> Iterator[None]:
+        """Replace an error of click by a `ReportedError`."""
+        try:
+            yield
+        except ReportedError:
+            raise
+        except click.ClickException as error:
+            raise ReportedError(error, self.name or "genie") from None
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names of the commands."""

@@ -12,8 +12,11 @@ import click
 
 from genie.text import printable, printable_json
 
-PREFIX = "genie: "
-"""Begins each message and each error, which distinguishes them from the output of a command that Genie runs."""
+
+def program() -> str:
+    """Return the name of the running program, which begins each message. So a message of a child process looks different."""
+    ctx = click.get_current_context(silent=True)
+    return (ctx is not None and ctx.find_root().command.name) or "genie"
 
 
 def print_lines(*lines: str, err: bool = False) -> None:
@@ -28,19 +31,14 @@ def output_columns(*, wide: bool) -> int | None:
 
 def print_message(text: str) -> None:
     """Print a message of one line to stderr."""
-    print_lines(f"{PREFIX}{text}", err=True)
+    print_lines(f"{program()}: {text}", err=True)
 
 
-def print_error(message: str, usage: str) -> None:
-    """Print an error to stderr, which may have several lines and is already escaped, after the usage of the command."""
-    click.echo(f"{usage}{chr(10) if usage else ''}{PREFIX}{message}", err=True)
+def print_error(text: str) -> None:
+    """Print an error to stderr, which may have several lines and is already escaped."""
+    click.echo(text, err=True)
 
 
 def print_json(encoded: bytes) -> None:
     """Print a JSON document to stdout."""
     click.echo(printable_json(encoded))
-
-
-def printable_message(text: str) -> str:
-    """Escape an error message that may have several lines."""
-    return "\n".join(map(printable, text.split("\n")))

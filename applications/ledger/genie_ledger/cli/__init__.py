@@ -14,6 +14,7 @@ SAMPLE_DATA = dict.fromkeys(("finalize", "generate", "shift"), "sample_data")
 
 
 @click.group(
+    "genie-ledger",
     cls=LazyGroup,
     package=__name__,
     names=("explain", "run", "status"),

@@ -135,9 +135,11 @@ def test_unlisted_states_are_printed_once_and_shown_by_status(file: Path, url: s
         query(file, insert, id, state)
         if state not in str(messages):
             messages.append(process.stderr.readline())
-    text = "genie: neither processing nor final states, in which transfers do not expire: {} (state changes: 1)\n"
+    text = (
+        "genie-ledger: neither processing nor final states, in which transfers do not expire: {} (state changes: 1)\n"
+    )
     assert messages == [
-        "genie: 6 expired\n",
+        "genie-ledger: 6 expired\n",
         *(text.format(state) for state in ("RECEIVED_ERROR", "RESERVED_FORWARDED")),
     ]
     assert stop(process)[::2] == (0, "")
@@ -190,7 +192,7 @@ def test_a_ledger_in_local_time(tmp_path: Path) -> None:
     assert len(overdue(file, "+330 minutes")) == 3
     assert in_process(url, "explain", *zone)[1].endswith("3 expired: 3 not read yet\n")
     status, out, err = genie(url, "run", "--once", *zone)
-    assert (status, delivered(out), err) == (0, overdue(file, "+330 minutes"), "genie: 3 expired\n")
+    assert (status, delivered(out), err) == (0, overdue(file, "+330 minutes"), "genie-ledger: 3 expired\n")
 
 
 @pytest.mark.parametrize(
@@ -221,16 +223,18 @@ def test_every_command_takes_the_names_from_a_file(file: Path, url: str, command
 def test_progress_is_printed_in_lines_without_a_terminal(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     code, out, err = genie(url, "generate", "--transfers", "25", "--seed", "1", "--progress", "10")
-    assert (code, err) == (0, "genie: 10 of 25 transfers\ngenie: 20 of 25 transfers\n")
+    assert (code, err) == (0, "genie-ledger: 10 of 25 transfers\ngenie-ledger: 20 of 25 transfers\n")
     assert out.startswith("25 transfers with ")
     code, out, err = genie(url, "shift", "--hours", "1", "--progress", "10")
-    assert (code, err) == (0, "genie: 25 of 25 transfers\n"), "a single statement shifts all of them"
+    assert (code, err) == (0, "genie-ledger: 25 of 25 transfers\n"), "a single statement shifts all of them"
     status, _, err = in_process(url, "generate", "--transfers", "6000", "--seed", "2")
-    assert (status, err) == (0, "genie: 5,000 of 6,000 transfers\n")
+    assert (status, err) == (0, "genie-ledger: 5,000 of 6,000 transfers\n")
     last = query(tmp_path / "ledger.db", "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     process = start(url, "run", "--batch", "4000", "--progress", "8000")
     lines = [process.stderr.readline().strip() for _ in range(3)]
-    assert lines == [f"genie: read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)]
+    assert lines == [
+        f"genie-ledger: read up to state change {number:,} of {last:,}" for number in (8_000, 16_000, last)
+    ]
     assert stop(process) == (0, "", "")
 
 
@@ -241,7 +245,7 @@ def test_it_runs_periodically_until_sigterm(file: Path, url: str) -> None:
     """It prints progress while it lags, and delivers a transfer that expires later in the next run."""
     process = start(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
     changes = query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
-    progress = [f"genie: read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
+    progress = [f"genie-ledger: read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]
     messages: list[str] = []
 
     def expired() -> int:
@@ -274,11 +278,11 @@ def test_a_command_receives_expired_transfers_and_accepts_them_by_its_exit_statu
     seen = file.parent / "seen"
     code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; exit 3")
     assert (code, out) == (1, "")
-    assert err == "genie: 6 expired, 6 rejected: the command ended with status 3\n"
+    assert err == "genie-ledger: 6 expired, 6 rejected: the command ended with status 3\n"
     assert delivered(seen.read_text()) == overdue(file)
     seen.unlink()
     code, out, err = genie(url, "run", "--once", "--on-expired", f"cat > {seen}; echo done")
-    assert (code, out, err) == (0, "done\n", "genie: 6 expired\n")
+    assert (code, out, err) == (0, "done\n", "genie-ledger: 6 expired\n")
     assert delivered(seen.read_text()) == overdue(file)
     seen.unlink()
     assert genie(url, "run", "--once", "--on-expired", f"touch {seen}") == (0, "", "")
@@ -287,8 +291,8 @@ def test_a_command_receives_expired_transfers_and_accepts_them_by_its_exit_statu
 
 def test_a_command_that_does_not_read_and_a_killed_command(url: str) -> None:
     code, _, err = genie(url, "run", "--once", "--on-expired", "kill -9 $$")
-    assert (code, err) == (1, "genie: 6 expired, 6 rejected: the command was ended by signal 9\n")
-    assert genie(url, "run", "--once", "--on-expired", "exit 0") == (0, "", "genie: 6 expired\n")
+    assert (code, err) == (1, "genie-ledger: 6 expired, 6 rejected: the command was ended by signal 9\n")
+    assert genie(url, "run", "--once", "--on-expired", "exit 0") == (0, "", "genie-ledger: 6 expired\n")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -333,28 +337,28 @@ def test_another_replica_is_running(url: str) -> None:
         wait = f"{sys.executable} -c \"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]})).recv(1)\""
         process = start(url, "run", "--once", "--on-expired", wait)
         with closing(server.accept()[0]):
-            assert genie(url, "run", "--once") == (0, "", "genie: another replica is running\n")
+            assert genie(url, "run", "--once") == (0, "", "genie-ledger: another replica is running\n")
             waiting = start(url, "run", "--every", "0.01")
             message = waiting.stderr.readline()
             since = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
-            assert re.fullmatch(rf"genie: run lock is held by another replica, waiting since {since}\n", message)
-        assert re.fullmatch(r"genie: run lock acquired after \d+ s\n", waiting.stderr.readline())
+            assert re.fullmatch(rf"genie-ledger: run lock is held by another replica, waiting since {since}\n", message)
+        assert re.fullmatch(r"genie-ledger: run lock acquired after \d+ s\n", waiting.stderr.readline())
         assert stop(waiting) == (0, "", "")
         _, err = process.communicate(timeout=WAIT_S)
-    assert (process.returncode, err) == (0, "genie: 6 expired\n")
+    assert (process.returncode, err) == (0, "genie-ledger: 6 expired\n")
 
 
 def test_errors_are_printed_and_retried(file: Path, url: str) -> None:
     process = start(url, "run", "--every", "0.01", "--on-expired", "cat")
-    assert process.stderr.readline() == "genie: 6 expired\n"
+    assert process.stderr.readline() == "genie-ledger: 6 expired\n"
     query(file, "ALTER TABLE segment RENAME TO renamed_segment")
-    assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: segment\n"
+    assert process.stderr.readline() == f"genie-ledger: sqlite+aiosqlite:///{file}: no such table: segment\n"
     query(file, "ALTER TABLE transfer RENAME TO renamed_transfer")
     query(file, "ALTER TABLE renamed_segment RENAME TO segment")
-    assert process.stderr.readline() == f"genie: sqlite+aiosqlite:///{file}: no such table: transfer\n"
+    assert process.stderr.readline() == f"genie-ledger: sqlite+aiosqlite:///{file}: no such table: transfer\n"
     query(file, "ALTER TABLE renamed_transfer RENAME TO transfer")
     query(file, "UPDATE transfer SET expirationDate = '2026-01-31' WHERE transferId = ?", *_waiting(file))
-    assert process.stderr.readline() == "genie: 1 expired\n"
+    assert process.stderr.readline() == "genie-ledger: 1 expired\n"
     assert stop(process)[::2] == (0, "")
 
 
@@ -376,7 +380,7 @@ def test_a_run_holds_a_lock_of_genie(file: Path, url: str) -> None:
             holder.stdin.write(b"x\n")
             holder.stdin.flush()
             holder.stdout.readline()  # the command runs, so the lock is held
-            assert genie(url, *locked) == (0, "", "genie: another replica is running\n")
+            assert genie(url, *locked) == (0, "", "genie-ledger: another replica is running\n")
             holder.stdin.close()
 
 
@@ -388,7 +392,7 @@ def error_of(url: str, *args: str, status: int = 1) -> str:
     code, out, err = in_process(url, *args)
     assert (code, out) == (status, ""), err
     (line,) = err.splitlines()
-    return line.removeprefix("genie: ")
+    return line.removeprefix("genie-ledger: ")
 
 
 @pytest.mark.parametrize(
@@ -481,4 +485,4 @@ def test_a_missing_driver_is_one_error() -> None:
         [*command, "postgresql://127.0.0.1/l"], env=ENVIRONMENT, capture_output=True, encoding="utf-8", check=False
     )
     message = "postgresql needs the package asyncpg: pip install 'genie-ledger[postgres]'"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"genie: {message}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"genie-ledger: {message}\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from genie_ledger import DatabaseFailed, Ledger, TimeoutRun
+from genie_ledger.cli import main
 from genie_ledger.cli.run import RunOptions, StdoutDelivery, _Service
 
 OPTIONS = RunOptions(
@@ -24,6 +26,12 @@ OPTIONS = RunOptions(
     port=7077,
     namespace=None,
 )
+
+
+@pytest.fixture(autouse=True)
+def running_command() -> Iterator[None]:
+    with main.make_context("genie-ledger", [], resilient_parsing=True):
+        yield
 
 
 def timeout_run(*interval: int, expired: int = 0, lagging: bool = False) -> TimeoutRun:
@@ -45,10 +53,10 @@ def test_a_repeated_error_is_printed_again_only_after_a_success(capsys: pytest.C
     error, success = DatabaseFailed("unavailable"), timeout_run(5, 5)
     outcomes = (error, error, error, DatabaseFailed("locked"), error, success, error)
     assert messages(capsys, *outcomes) == [
-        "genie: unavailable",
-        "genie: locked",
-        "genie: unavailable",
-        "genie: unavailable",
+        "genie-ledger: unavailable",
+        "genie-ledger: locked",
+        "genie-ledger: unavailable",
+        "genie-ledger: unavailable",
     ]
 
 
@@ -71,12 +79,12 @@ def test_a_wait_for_the_run_lock_is_printed_once_a_minute(
     service._on_run(DatabaseFailed("unavailable"))
     outcomes(95)
     assert capsys.readouterr().err.splitlines() == [
-        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:00:00Z",
-        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:00:00Z",
-        f"genie: {name} acquired after 61 s",
-        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:01:30Z",
-        "genie: unavailable",
-        f"genie: {name} is held by another replica, waiting since 2026-01-31T12:01:35Z",
+        f"genie-ledger: {name} is held by another replica, waiting since 2026-01-31T12:00:00Z",
+        f"genie-ledger: {name} is held by another replica, waiting since 2026-01-31T12:00:00Z",
+        f"genie-ledger: {name} acquired after 61 s",
+        f"genie-ledger: {name} is held by another replica, waiting since 2026-01-31T12:01:30Z",
+        "genie-ledger: unavailable",
+        f"genie-ledger: {name} is held by another replica, waiting since 2026-01-31T12:01:35Z",
     ]
 
 
@@ -88,18 +96,18 @@ def test_progress_is_printed_while_the_handler_lags(capsys: pytest.CaptureFixtur
         timeout_run(30, 31),
     ]
     assert messages(capsys, *runs) == [
-        "genie: read up to state change 10 of 25",
-        "genie: read up to state change 20 of 25",
-        "genie: read up to state change 30",
-        "genie: 1,200 expired",
+        "genie-ledger: read up to state change 10 of 25",
+        "genie-ledger: read up to state change 20 of 25",
+        "genie-ledger: read up to state change 30",
+        "genie-ledger: 1,200 expired",
     ]
 
 
 def test_progress_is_printed_once_per_progress_interval(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [timeout_run(first, first + 4, lagging=first < 20) for first in range(0, 24, 4)]
     assert messages(capsys, *runs, progress_every=8) == [
-        "genie: read up to state change 8 of 25",
-        "genie: read up to state change 16 of 25",
-        "genie: read up to state change 24 of 25",
+        "genie-ledger: read up to state change 8 of 25",
+        "genie-ledger: read up to state change 16 of 25",
+        "genie-ledger: read up to state change 24 of 25",
     ]
-    assert messages(capsys, *runs, progress_every=100) == ["genie: read up to state change 24 of 25"]
+    assert messages(capsys, *runs, progress_every=100) == ["genie-ledger: read up to state change 24 of 25"]
