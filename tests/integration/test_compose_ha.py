@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 from redis.asyncio import Redis as Client
+from redis.exceptions import AuthenticationError
 
 from genie import connect
 from genie.config import Settings
@@ -32,6 +33,7 @@ from support.processes.servers import WAIT_S
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-tests"  # noqa: S105 - only used here
+PASSWORD = "a-password-of-the-tests"  # noqa: S105 - only used here
 REDISES = [f"redis-{number}" for number in (1, 2, 3)]
 SENTINELS = [f"sentinel-{number}" for number in (1, 2, 3)]
 NODES = ["genie-1", "genie-2"]
@@ -59,7 +61,8 @@ def test_no_service_is_a_single_point_of_failure() -> None:
     assert [found[name]["environment"].get("FOLLOWS") for name in REDISES] == [None, masters[0], masters[0]]
     for name in [*REDISES, *SENTINELS]:
         assert found[name]["environment"]["NAME"] == name, "the announced name is the one in the network"
-        assert found[name]["volumes"] == [f"{name}:/data"]
+        assert found[name]["volumes"] == [f"{name}:/data", "token:/run/genie:ro"]
+        assert found[name]["group_add"] == found["token"]["user"].split(":")[1:], "may read the password"
         assert name in compose()["volumes"]
         assert "ports" not in found[name], "Redis is not published"
     script = found["sentinel-1"]["command"][-1]
@@ -116,18 +119,19 @@ class Deployment:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "token").write_text(TOKEN)
+        (folder / "redis-password").write_text(PASSWORD)
 
-    def with_addresses(self, text: str) -> str:
-        """Replace the names of services by their addresses."""
+    def here(self, text: str) -> str:
+        """Replace the names of services by their addresses, the volume of the secrets by the folder, and `$$` by `$`."""
         for name, address in self.addresses.items():
             text = text.replace(name, address)
-        return text
+        return text.replace("/run/genie", str(self._folder)).replace("$$", "$")
 
     def start(self, name: str) -> None:
         service, folder = compose()["services"][name], self._folder / name
         folder.mkdir(exist_ok=True)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GENIE_")}
-        variables = {key: self.with_addresses(value) for key, value in service["environment"].items()}
+        variables = {key: self.here(value) for key, value in service["environment"].items()}
         if name in NODES:
             own = {"GENIE_HOST": self.addresses[name], "GENIE_ADMIN_HOST": self.addresses[name]}
             given = {"GENIE_NAMESPACES": "genie", "GENIE_TOKEN_FILE": str(self._folder / "token")}
@@ -135,13 +139,14 @@ class Deployment:
             variables |= {"GENIE_HISTORY_DIR": "", "GENIE_HISTORY_MAX_MB": ""}
             variables |= own | given | ports | {"GENIE_ADVERTISE": f"{self.addresses[name]}:{self.port}"}
             environment = clean | image_environment() | variables
-            command = [sys.executable, "-m", "genie.cli", "serve"]
+            shell, option, script = service["entrypoint"]
+            script = self.here(script).replace("genie serve", f"{sys.executable} -m genie.cli serve")
         else:
             environment = clean | variables
             shell, option, script = service["command"]
-            assert (shell, option) == ("sh", "-c")
-            bound = self.with_addresses(script).replace("$$", "$").rstrip() + f" --bind {self.addresses[name]}"
-            command = [str(shutil.which(shell)), option, bound]
+            script = self.here(script).rstrip() + f" --bind {self.addresses[name]}"
+        assert (shell, option) == ("sh", "-c")
+        command = [str(shutil.which(shell)), option, script]
         with (folder / "log").open("ab") as log:
             self._running[name] = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
 
@@ -158,14 +163,19 @@ class Deployment:
         """Return whether the health check of a Redis succeeds."""
         kind, check = compose()["services"][name]["healthcheck"]["test"]
         assert kind == "CMD-SHELL"
-        command = check.replace("redis-cli", f"redis-cli -h {self.addresses[name]}")
+        command = self.here(check).replace("redis-cli", f"redis-cli -h {self.addresses[name]}")
         return not subprocess.run(command, shell=True, capture_output=True, check=False).returncode  # noqa: S602 - our own
 
     async def call(self, name: str, *parts: object) -> Any:
         """Send a command to a Redis or a Sentinel."""
         port = 26379 if name in SENTINELS else 6379
         async with Client(
-            host=self.addresses[name], port=port, decode_responses=True, protocol=2, socket_timeout=WAIT_S
+            host=self.addresses[name],
+            port=port,
+            password=PASSWORD,
+            decode_responses=True,
+            protocol=2,
+            socket_timeout=WAIT_S,
         ) as client:
             return await client.execute_command(*parts)
 
@@ -218,6 +228,10 @@ async def test_clients_survive_the_death_of_the_master_and_of_the_leader(tmp_pat
         for name in [*SENTINELS, *NODES]:
             deployment.start(name)
         await until("the sentinels know all servers", deployment.is_complete)
+        for name, port in (*((name, 6379) for name in REDISES), *((name, 26379) for name in SENTINELS)):
+            async with Client(host=deployment.addresses[name], port=port) as anonymous:
+                with pytest.raises(AuthenticationError):
+                    await anonymous.execute_command("INFO")
         await until("a server leads", lambda: leaders(deployment))
         addresses = [f"{deployment.addresses[name]}:{deployment.port}" for name in NODES]
         async with connect(
