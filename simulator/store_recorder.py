@@ -116,7 +116,7 @@ class StoreRecorder:
         self._has_lost_writes = False
         """Whether the store has lost writes that were not restored yet."""
         self._records: dict[int, Message] = {}
-        """The records after the last write, including those that the store has lost since."""
+        """The records after the last write, including records that the store has lost since."""
         redis.on_write = self._on_write
 
     def detect_lost_writes(self) -> None:

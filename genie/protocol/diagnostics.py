@@ -170,7 +170,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def check_weights(weights: list[int | str]) -> None:
-    """Raise ValueError unless those that are strings are decimal numbers. Their lengths are checked already."""
+    """Raise ValueError if a string is not a decimal number. Their lengths are checked already."""
     texts = [weight for weight in weights if type(weight) is str]
     digits = "".join(texts)
     if digits and not (digits.isascii() and digits.isdecimal() and all(text and text[0] != "0" for text in texts)):

@@ -50,7 +50,7 @@ class OpeningTurns:
     def _run_waiting(self) -> None:
         """Process the waiting input for the time of one iteration."""
         self._is_scheduled, self._left_s = False, OPENING_BATCH_S
-        for _ in range(len(self._waiting)):  # those that are postponed again wait for the next iteration
+        for _ in range(len(self._waiting)):  # a connection that is postponed again waits for the next iteration
             self.run(self._waiting.popleft())
             if self._left_s <= 0:
                 break
