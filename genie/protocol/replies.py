@@ -6,7 +6,7 @@ Small messages are built by bytes formatting, which is faster than any encoder (
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, Protocol
 
 from genie import core
@@ -24,6 +24,9 @@ MAX_INSPECTED_BYTES = 256 << 10
 """Maximum bytes of the rows in one `inspected`."""
 MAX_ROW_RESOURCES = 10
 """Maximum resources listed in one row of `inspected`; `resourcesTotal` counts all resources."""
+MAX_READ_NAMES = 20_000
+"""Maximum number of names that one `inspected` compares with prefixes. After that, each row compares `MAX_ROW_RESOURCES` names: a
+request with `anyOf` may have 10,000."""
 
 
 def _encoded_ref(ref: str | None) -> bytes:
@@ -193,14 +196,16 @@ def inspected(
     Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `prefixes`, a resource is named only if its
     name begins with one of the prefixes; all other resources are only counted.
     """
-    remaining_bytes = MAX_INSPECTED_BYTES
+    remaining_bytes, remaining_names = MAX_INSPECTED_BYTES, MAX_READ_NAMES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = chain(
         (("holders", row) for row in inspection.holders),
         (("queue", row) for row in inspection.queue),
     )
     for field, row in rows:
-        encoded_row = codec.dumps(_row_fields(row, now, prefixes))
+        resources, read = _visible_resources(row.request, prefixes, max(remaining_names, MAX_ROW_RESOURCES))
+        remaining_names -= read
+        encoded_row = codec.dumps(_row_fields(row, now, prefixes, resources))
         remaining_bytes -= len(encoded_row)
         if remaining_bytes < 0:
             break
@@ -230,23 +235,16 @@ def unwatched(prefix: str, ref: str | None) -> bytes:
 
 def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
     """Encode one row of `watching`: a held lock on one resource."""
-    if request.transaction is None:  # formatting takes half the time, and a reply has up to 10,000 rows
-        mode = Mode.EXCLUSIVE if exclusive else Mode.SHARED
-        return b'{"resource":%b,"mode":"%b","id":%d}' % (codec.dumps(resource), mode.encode(), request.id)
-    return codec.dumps(_lock_fields(request, resource, exclusive))
+    # Formatting takes half the time, and a reply has up to 10,000 rows.
+    mode, transaction = b"exclusive" if exclusive else b"shared", request.transaction
+    row = b'{"resource":%b,"mode":"%b","id":%d' % (codec.dumps(resource), mode, request.id)
+    return row + b"}" if transaction is None else row + b',"transactionName":%b}' % codec.dumps(transaction)
 
 
 def event(request: Request, resource: str, exclusive: bool, state: str) -> bytes:
     """Encode `event`: a lock on a watched resource was granted or released. `state`: `locked` or `unlocked`."""
-    return message("event", {"state": state, **_lock_fields(request, resource, exclusive)})
-
-
-def _lock_fields(request: Request, resource: str, exclusive: bool) -> dict[str, Any]:
-    """Return the wire fields of one lock on one resource, for `watching` and `event`."""
-    row = {"resource": resource, "mode": Mode.EXCLUSIVE if exclusive else Mode.SHARED, "id": request.id}
-    if request.transaction is not None:
-        row["transactionName"] = request.transaction
-    return row
+    row = watching_row(request, resource, exclusive)
+    return b'{"command":"event","payload":{"state":"%b",%b}\n' % (state.encode(), row[1:])
 
 
 LAGGED = b'{"command":"event","payload":{"state":"lagged"}}\n'
@@ -314,17 +312,28 @@ def _wait_fields(wait: core.Wait, prefixes: tuple[str, ...] | None) -> dict[str,
     return row
 
 
-def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return the wire fields of a row of `inspected`. With `prefixes`, only names with one of the prefixes are listed."""
+def _visible_resources(request: Request, prefixes: tuple[str, ...] | None, limit: int) -> tuple[list[str], int]:
+    """Return the first resources of a request with one of the prefixes, and how many names were read, at most `limit`."""
+    resources: list[str] = []
+    read = 0
+    for name, exclusive in islice(request.modes(), limit):
+        read += 1
+        if prefixes is None or name.startswith(prefixes):
+            resources.append(f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}")
+            if len(resources) == MAX_ROW_RESOURCES:
+                break
+    return resources, read
+
+
+def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None, resources: list[str]) -> dict[str, Any]:
+    """Return the wire fields of a row of `inspected`. With `prefixes`, only blockers on names with one of the prefixes are listed."""
     request, blockers = row.request, row.blockers
-    names = visible_names = request.names()
     if prefixes is not None:
-        visible_names = tuple([name for name in names if name.startswith(prefixes)])
         blockers = tuple([blocker for blocker in blockers if blocker.resource.startswith(prefixes)])
     fields: dict[str, Any] = {
         "id": request.id,
-        "resources": [f"{request.mode(name)}:{name}" for name in visible_names[:MAX_ROW_RESOURCES]],
-        "resourcesTotal": len(names),
+        "resources": resources,
+        "resourcesTotal": len(request.exclusive) + len(request.shared),
         "priority": _round_ms(request.priority),
         "since": int(request.since_unix_ms),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from math import inf
 from typing import TYPE_CHECKING
@@ -72,10 +73,18 @@ MAX_ENDED_LOCKS = 1_000
 """Maximum number of locks, held or waited for, that end in one slice because a connection or a session has ended. A last request may exceed it."""
 
 MAX_REPORTED_REQUESTS = 1_000
-"""Maximum number of requests whose state, or retained reply, is sent in one slice after a client has resumed a session."""
+"""Maximum number of requests whose state, or retained reply, is sent in one slice after a client has resumed a session. The
+resources that a reply lists count, too. A last request may exceed it."""
 
-MAX_EXPIRY_CHANGES = 1_000
-"""Changes in a batch beyond which no further session ends in this batch. Other expired sessions wait for the next batch."""
+MAX_EXPIRED_SESSIONS = 1_000
+"""Maximum number of expired sessions, of their locks and of their retained replies, together, that end in one batch. A last
+session may exceed it."""
+
+EXPENSIVE_S = 0.0005
+"""Seconds after which the commands that follow an expensive one wait for a later batch: it may have searched for a deadlock."""
+
+MANY_NAMES = 1_000
+"""Number of names of a request whose release is an expensive command."""
 
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
@@ -127,11 +136,13 @@ class Dispatcher:
         self._excess = 0
         """`excess_bytes` of the request that is executed, if it is large."""
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
+        self._ended = 0
+        """Number of sessions that have expired in this batch, with their locks and retained replies."""
         self._may_be_slow = False
         """Whether `execute` may execute a slow command, instead of stopping before it."""
         self._watched = self.watches.prefixes
         """The watched prefixes: false if there are no watches."""
-        self._table, self._step = manager.table, manager.step
+        self._table, self._step, self._clock = manager.table, manager.step, time.monotonic
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
@@ -140,11 +151,11 @@ class Dispatcher:
         if self.manager.pending_grants:
             self.notifier.handle_events(self._step(core.Continue(), now), now)
         self.notifier.handle_events(self._step(_EXPIRE, now), now)
-        while (
-            len(self.outcome.changes) < MAX_EXPIRY_CHANGES and (session := self.sessions.next_expired(now)) is not None
-        ):
-            if not self._end_session(session, now):
-                break  # it continues in the next batch, because its deadline has passed
+        self._ended = 0
+        for session in self.sessions.expired(now, MAX_EXPIRED_SESSIONS):
+            self._ended += 1 + len(session.retained_replies or ())
+            if not self._end_session(session, now) or self._ended >= MAX_EXPIRED_SESSIONS:
+                break  # the others, and the rest of this one, end in the next batch, because their deadline has passed
 
     def recover(self, replies: Iterable[RetainedReply], now: float) -> None:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
@@ -178,10 +189,11 @@ class Dispatcher:
 
     # -- execution ----------------------------------------------------------------------------------------
 
-    def execute(self, now: float, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0912, PLR0915 - the hot path
+    def execute(self, now: float, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
         """Execute commands of a connection in order. Return the item with which it has not finished; None: all are executed.
 
-        It stops before a slow command, and after the first slice of the end, or of the state, of a session with many requests.
+        It stops before a slow command, after an expensive one, and after the first slice of the end, or of the state, of a session
+        with many requests.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
@@ -228,11 +240,13 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    size = self.size
+                    size, begun = self.size, self._clock()
                     limit = size.max_queue_entries if principal is None else size.queue_limit(principal.name)
                     events = manager.request(command, now, limit)
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
+                        if self._clock() - begun > EXPENSIVE_S:
+                            return next(items, None)
                         continue
                 if history is not None:
                     history.append(item)
@@ -248,10 +262,13 @@ class Dispatcher:
             elif type(command) is Release:
                 request, events = manager.release_if_uncontended(command.id, session), None
                 if request is None:
+                    begun = self._clock()
                     events = manager.release(command.id, now)
                     event = events[0]
                     if type(event) is not Released or event.request.origin is not session:
                         notifier.handle_events(events, now, connection, command.ref)
+                        if self._clock() - begun > EXPENSIVE_S:
+                            return next(items, None)
                         continue
                     request = event.request
                 if history is not None:
@@ -272,20 +289,29 @@ class Dispatcher:
                 change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"", now)
                 if self._short_charges or self._charges:
                     self.size.credit_request(request.id, request.principal)
+                    if self._charges and len(request.exclusive) > MANY_NAMES:
+                        events, begun = [], -inf
                 if outcome.durable and (request.fence or session.key is not None):
                     outcome.changes[request.id] = change
                 outbox.append(success(request.id, command.ref))
                 if self._watched and request.fence:
                     notifier.publish(request, "unlocked")
-                if events is not None and len(events) > 1:  # the release granted waiting requests
-                    notifier.handle_events(events[1:], now, connection)
+                if events is not None:
+                    if len(events) > 1:  # the release granted waiting requests
+                        notifier.handle_events(events[1:], now, connection)
+                    if self._clock() - begun > EXPENSIVE_S:
+                        return next(items, None)
             elif type(command) is Bye:
                 is_finished = self._handle_bye(now, connection, command)
                 if is_finished:
                     self._drain_detached(now, connection, items)
                 return None if is_finished else item
-            elif self._execute_other(now, connection, command):
-                return item
+            else:
+                begun = self._clock()
+                if self._execute_other(now, connection, command):
+                    return item
+                if self._clock() - begun > EXPENSIVE_S:
+                    return next(items, None)
         return None
 
     def execute_slow(self, now: float, connection: Peer, item: Item) -> Item | None:
@@ -315,6 +341,9 @@ class Dispatcher:
         elif type(command) is ReleaseByRef:
             self._release_by_ref(now, connection, command)
         elif type(command) is core.Extend:
+            # A command of 60 bytes stores the whole request again, which may have 10,000 names.
+            if not self._may_be_slow and self.outcome.durable and self.size.is_large(command.id):
+                return True
             notifier.handle_events(self._step(command, now), now, connection, command.ref)
         elif type(command) is Ping:
             self.outcome.send(connection, replies.bare("pong", command.ref))
@@ -591,7 +620,8 @@ class Dispatcher:
         ending = session.ending
         if ending is None:
             ending = session.ending = SessionEnd(session.bound.values())
-        ended, kept = ending.next_slice(MAX_ENDED_LOCKS)
+        ended, kept, locks = ending.next_slice(MAX_ENDED_LOCKS)
+        self._ended += locks
         for request in kept:
             session.remove(request)
             if request.note is not None and text_bytes(request.note) > SHORT_TEXT_BYTES:  # it may be the session's

@@ -93,8 +93,11 @@ class SessionEnd:
     def __bool__(self) -> bool:
         return bool(self._requests)
 
-    def next_slice(self, max_locks: int) -> tuple[list[Request], list[Request]]:
-        """Remove and return the next requests: those to end, and those to keep. A last request may exceed `max_locks`."""
+    def next_slice(self, max_locks: int) -> tuple[list[Request], list[Request], int]:
+        """Remove and return the next requests: those to end, those to keep, and the number of their locks.
+
+        A last request may exceed `max_locks`.
+        """
         ended: list[Request] = []
         kept: list[Request] = []
         requests, locks = self._requests, 0
@@ -104,7 +107,7 @@ class SessionEnd:
             if request.state is not ENDED:
                 locks += len(request.exclusive) + len(request.shared)
                 (kept if is_kept else ended).append(request)
-        return ended, kept
+        return ended, kept, locks
 
 
 class StateReport:
@@ -126,10 +129,21 @@ class StateReport:
         return bool(self._replies or self._requests)
 
     def next_slice(self, limit: int) -> tuple[list[RetainedReply], list[Request]]:
-        """Remove and return the next replies and requests, at most `limit` together."""
+        """Remove and return the next replies and requests: at most `limit` together, with the resources that are listed for them.
+
+        Only for a request with `anyOf` resources are listed: up to 10,000. A last one may exceed the limit.
+        """
         replies = [self._replies.pop() for _ in range(min(limit, len(self._replies)))]
-        requests = [self._requests.pop() for _ in range(min(limit - len(replies), len(self._requests)))]
-        return replies, [request for request in requests if request.state is not ENDED]
+        requests: list[Request] = []
+        left = limit - len(replies)
+        while self._requests and left > 0:
+            request = self._requests.pop()
+            left -= 1
+            if request.state is not ENDED:
+                requests.append(request)
+                if request.choice_digest is not None:
+                    left -= len(request.exclusive) + len(request.shared)
+        return replies, requests
 
 
 class Session:
@@ -481,11 +495,9 @@ class SessionTable:
         session.end()
         return dropped
 
-    def next_expired(self, now: float) -> Session | None:
-        """Return a detached session whose timeout has passed, or None."""
-        for number in self.deadlines.expired(now, 1):
-            return self._detached[number]
-        return None
+    def expired(self, now: float, limit: int) -> list[Session]:
+        """Return detached sessions whose timeout has passed, at most `limit`."""
+        return [self._detached[number] for number in self.deadlines.expired(now, limit)]
 
     def dispose(self) -> None:
         """Break the reference cycles of all sessions."""

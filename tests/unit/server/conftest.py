@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from genie.server import connection, opening_turns, scheduler
+from genie.server import connection, dispatcher, opening_turns, scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +17,4 @@ def _commands_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=lambda: 100.0))
     monkeypatch.setattr(connection, "OPENING_QUANTUM_S", 3600.0)
     monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "EXPENSIVE_S", 3600.0)

@@ -178,9 +178,10 @@ def test_the_requests_of_a_session_are_limited() -> None:
     assert [b'"too-many"' in message for message in peer.outbox] == [False] * len(peer.outbox)
 
 
-def test_expired_sessions_end_in_bounded_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "MAX_EXPIRY_CHANGES", 4)
-    dispatcher = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome())
+@pytest.mark.parametrize("durable", [True, False])
+def test_expired_sessions_end_in_bounded_batches(monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    monkeypatch.setattr(dispatcher_module, "MAX_EXPIRED_SESSIONS", 8)
+    dispatcher = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome(durable=durable))
     for number in range(3):
         peer = make_client()
         dispatcher.execute(0, peer, iter([Hello(f"a secret of number {number}")]))

@@ -135,10 +135,10 @@ def test_a_detached_session_is_kept_only_if_there_is_something_to_resume() -> No
     resumed_session, resumed = sessions.attach(SECRET, 500)
     assert resumed
     assert resumed_session is session
-    assert sessions.next_expired(1e9) is None, "it is connected"
+    assert not sessions.expired(1e9, 1), "it is connected"
     sessions.detach(session, 10.5)
-    assert sessions.next_expired(510) is None
-    assert sessions.next_expired(511) is session
+    assert sessions.expired(510, 1) == []
+    assert sessions.expired(511, 1) == [session]
     assert sessions.remove(session) == [1]
     assert list(sessions) == []
 

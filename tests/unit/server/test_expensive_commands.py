@@ -1,0 +1,153 @@
+"""Commands that take long although they are short: those after them wait for a later batch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from genie.access import Principal
+from genie.core import Inspection, Request, Row, State
+from genie.protocol import replies
+from genie.server import dispatcher
+from support.core.sliced_pipeline import SECRET, SLICE, Client, World
+
+NAMES = 60
+FOREVER = 3_600_000
+
+
+def line(command: str, **payload: Any) -> bytes:
+    return json.dumps({"command": command, "payload": payload}).encode() + b"\n"
+
+
+@pytest.fixture(name="world")
+async def _world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(dispatcher, "MANY_NAMES", NAMES - 1)
+    monkeypatch.setattr(dispatcher, "MAX_REPORTED_REQUESTS", SLICE)
+    return World()
+
+
+async def hold_large(world: World, client: Client, count: int, mode: str) -> list[int]:
+    """Hold locks of `NAMES` names each. Return their ids."""
+    for number in range(count):
+        names = [f"{mode}:{'' if mode == 'shared' else number}/{name}" for name in range(NAMES)]
+        client.send("request", anyOf=names, target=NAMES, transactionName="t", transactionTimeout=FOREVER)
+    await world.settle()
+    return [message["payload"]["id"] for message in client.received if message["command"] == "locked"]
+
+
+async def rounds(world: World, other: Client, client: Client) -> list[int]:
+    """Run until the client gets no more answers, while another one sends pings. Return the number of answers of each round."""
+    counts = []
+    while not counts or any(counts[-3:]):
+        before, pongs = len(client.received), len(other.received)
+        other.send("ping")
+        for _ in range(3):  # until the batch is acknowledged
+            await asyncio.sleep(0)
+        assert len(other.received) > pongs, "the other client is answered in between"
+        counts.append(len(client.received) - before)
+    assert not world.failures
+    return counts
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+async def test_after_the_release_of_very_many_names_other_clients_are_served(
+    world: World, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    if mode == "shared":  # its release is a step, whose time is measured
+        monkeypatch.setattr(dispatcher, "EXPENSIVE_S", -1.0)
+    client, other = Client(world), Client(world)
+    ids = await hold_large(world, client, 20, mode)
+    other.send("ping")
+    await world.settle()
+    client.connection.data_received(b"".join(line("release", id=id_) for id_ in ids))
+    counts = await rounds(world, other, client)
+    assert max(counts) <= 6, "in its turn, and as a slow command, in three iterations"
+    assert sum(counts) == len(ids)
+    assert world.table.locks == 0
+
+
+async def test_a_search_for_a_deadlock_ends_the_turn_of_its_connection(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, other = Client(world), Client(world)
+    for number in range(5):
+        client.lock(f"{number}", transactionName=f"{number}", transactionTimeout=FOREVER)
+    for number in range(4):
+        client.lock(f"{number + 1}", transactionName=f"{number}", queueTimeout=FOREVER)
+    other.send("ping")
+    await world.settle()
+    monkeypatch.setattr(dispatcher, "EXPENSIVE_S", -1.0)
+    before = len(client.received)
+    victim = line("request", resources=["exclusive:0"], transactionName="4", queueTimeout=FOREVER)
+    client.connection.data_received(victim * 10)
+    counts = await rounds(world, other, client)
+    assert max(counts) <= 12, "two messages for each, in three iterations"
+    assert client.received[-1]["payload"]["reason"] == "deadlock"
+    assert sum(counts) == len(client.received) - before == 20
+
+
+async def test_an_extension_of_a_large_request_is_a_slow_command(world: World) -> None:
+    """It stores the request with all its names again."""
+    client, other = Client(world), Client(world)
+    ids = await hold_large(world, client, 20, "exclusive")
+    other.send("ping")
+    await world.settle()
+    began = len(world.store.changes)
+    for id_ in ids:
+        client.send("extend", id=id_, transactionTimeout=FOREVER)
+    client.connection.data_received(b"".join(line("extend", id=id_, transactionTimeout=FOREVER) for id_ in ids))
+    assert sum(await rounds(world, other, client)) == 2 * len(ids)
+    assert max(world.store.changes[began:]) == 1
+    small = Client(world)
+    small.lock("small", transactionTimeout=FOREVER)
+    await world.settle()
+    began = len(world.store.changes)
+    id_ = small.received[-1]["payload"]["id"]
+    small.connection.data_received(line("extend", id=id_, transactionTimeout=FOREVER) * 10)
+    await world.settle()
+    assert len(small.received) == 12
+    assert len(world.store.changes) <= began + 2
+
+
+async def test_a_slice_of_the_state_of_a_session_counts_the_resources_that_it_lists(world: World) -> None:
+    client, other = Client(world), Client(world)
+    client.send("hello", session=SECRET, sessionTimeout=FOREVER)
+    ids = await hold_large(world, client, 20, "shared")
+    client.connection.connection_lost(None)
+    other.send("ping")
+    await world.settle()
+    again = Client(world)
+    again.send("hello", session=SECRET, sessionTimeout=FOREVER)
+    counts = await rounds(world, other, again)
+    assert max(counts) <= 5, "with `welcome`"
+    listed = [message["payload"] for message in again.received[1:]]
+    assert [payload["id"] for payload in listed] == ids
+    assert all(len(payload["resources"]) == NAMES for payload in listed)
+
+
+class CountedName(str):
+    """A name that counts its comparisons with prefixes."""
+
+    __slots__ = ()
+    compared = 0
+
+    def startswith(self, *arguments: Any) -> bool:
+        CountedName.compared += 1
+        return super().startswith(*arguments)
+
+
+def test_an_inspection_compares_a_bounded_number_of_names_with_prefixes() -> None:
+    principal = Principal("p", prefixes=("own/",))
+    rows = []
+    for id_ in range(1, 101):
+        request = Request(exclusive=tuple(CountedName(f"own/{n}" if n > 9_000 else f"{n}") for n in range(10_000)))
+        request.id, request.state, request.since_unix_ms, request.deadline = id_, State.HELD, 0.0, 1
+        rows.append(Row(request))
+    CountedName.compared = 0
+    reply = replies.inspected(Inspection(rows, [], 100, 0), 0.0, principal.visible_prefixes)
+    assert CountedName.compared <= replies.MAX_READ_NAMES + 100 * replies.MAX_ROW_RESOURCES
+    assert reply.count(b'"resourcesTotal":10000') == 100
+    assert b"own/9001" in reply
