@@ -52,7 +52,6 @@ lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy -p conformance
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/lint-imports --no-cache applications/tokens/pyproject.toml
 	$(BIN)/lint-imports --no-cache applications/ledger/pyproject.toml

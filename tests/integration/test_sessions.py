@@ -44,23 +44,6 @@ async def read_ids(client: Wire) -> list[tuple[str, int]]:
     return [(command, payload["id"]) for command, payload in await read_until_pong(client)]
 
 
-async def test_a_queue_position_survives_a_disconnect(genie: Genie) -> None:
-    holder, first, later = await Wire.connect(genie.address), (await hello(genie))[0], await Wire.connect(genie.address)
-    held = await holder.lock("exclusive:a")
-    waiting = await first.request("exclusive:a", ref="w")
-    behind = await later.request("exclusive:a")
-    await first.close()
-    again, resumed = await hello(genie)
-    assert resumed
-    assert await read_until_pong(again) == [("queued", {"id": waiting, "ref": "w"})]
-    await holder.release(held)
-    locked = await again.expect("locked")
-    assert (locked["id"], locked["ref"]) == (waiting, "w")
-    assert "expiresIn" not in locked
-    await again.release(waiting)
-    assert (await later.expect("locked"))["id"] == behind
-
-
 async def test_replies_missed_while_disconnected_are_sent_at_the_resumption(genie: Genie) -> None:
     other, client = await Wire.connect(genie.address), (await hello(genie))[0]
     blocker = await other.lock("exclusive:a", transactionTimeout=600_000)
@@ -86,46 +69,6 @@ async def test_replies_missed_while_disconnected_are_sent_at_the_resumption(geni
     await again.close()
     again, _ = await hello(genie)
     assert [id_ for _, id_ in await read_ids(again)] == list(words), "it may have been lost on the way"
-
-
-async def test_a_repeated_ref_gets_the_first_id(genie: Genie) -> None:
-    client, _ = await hello(genie)
-    id_ = await client.lock("exclusive:a", ref="r")
-    await client.close()
-    again, _ = await hello(genie)
-    assert await read_ids(again) == [("locked", id_)]
-    again.send("request", resources=["exclusive:a"], ref="r")
-    assert (await again.expect("queued"))["id"] == id_
-    assert (await again.expect("locked"))["expiresIn"] > 0
-    again.send("request", resources=["exclusive:b"], ref="r")
-    assert (await again.expect("error"))["code"] == "ref-conflict"
-
-
-async def test_a_newer_connection_takes_over_the_session(genie: Genie) -> None:
-    older, _ = await hello(genie)
-    id_ = await older.lock("exclusive:a")
-    newer, resumed = await hello(genie)
-    assert resumed
-    assert await read_ids(newer) == [("locked", id_)]
-    assert (await older.expect("error"))["code"] == "session-taken-over"
-    assert await older.receive() == ("closed", {})
-    assert await newer.release(id_) == "success"
-
-
-@pytest.mark.parametrize(
-    ("payload", "field"),
-    [
-        ({"session": "short"}, "session"),
-        ({"session": 1}, "session"),
-        ({"session": SECRET, "sessionTimeout": 0}, "sessionTimeout"),
-    ],
-)
-async def test_an_invalid_hello_changes_nothing(genie: Genie, payload: dict[str, Any], field: str) -> None:
-    client = await Wire.connect(genie.address)
-    client.send("hello", **payload)
-    error = await client.expect("error")
-    assert error["code"] == "bad-request"
-    assert field in error["message"]
 
 
 async def test_hello_must_be_the_first_command_and_sent_once(genie: Genie) -> None:
@@ -357,17 +300,6 @@ async def test_bye_ends_the_session_at_once(genie: Genie) -> None:
         assert not resumed
 
 
-async def test_bye_without_a_session_cancels_waiting_requests(genie: Genie) -> None:
-    client, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
-    kept = await client.lock("exclusive:a")
-    waiting = await client.request("exclusive:a")
-    client.send("bye")
-    assert await client.receive() == ("released", {"id": waiting, "reason": "disconnected"})
-    assert await client.receive() == ("bye", {})
-    assert await client.receive() == ("closed", {})
-    assert await other.release(kept) == "success"
-
-
 async def test_quiet_mode_suppresses_queued(genie: Genie) -> None:
     client, other = (await hello(genie, quiet=True))[0], await Wire.connect(genie.address)
     held = await other.lock("exclusive:a", transactionTimeout=600_000)
@@ -394,16 +326,3 @@ async def test_quiet_mode_suppresses_queued(genie: Genie) -> None:
     assert (await again.expect("locked"))["ref"] == "2"
     loud, _ = await hello(genie)
     assert {word for word, _ in await read_until_pong(loud)} == {"locked", "released"}
-
-
-async def test_a_waiting_request_is_cancelled_by_its_ref(genie: Genie) -> None:
-    client, other = (await hello(genie, quiet=True))[0], await Wire.connect(genie.address)
-    held = await other.lock("exclusive:a")
-    client.send("request", resources=["exclusive:a"], ref="w")
-    client.send("release", ref="w")
-    released = await client.expect("released")
-    assert (released["reason"], released["ref"]) == ("success", "w")
-    other.send("release", ref="w")
-    error = await other.expect("error")
-    assert (error["code"], error["ref"]) == ("unknown-id", "w"), "a ref is known to its own session only"
-    assert await other.release(held) == "success"
