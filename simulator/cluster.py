@@ -123,12 +123,7 @@ class Cluster:
         self._start_clients()
         checking = self.loop.create_task(self._check_invariants_regularly())
         nemesis = self._nemesis = Nemesis(
-            scenario,
-            self.network,
-            self.history,
-            store=self.store,
-            hosts=self.hosts,
-            clients=list(self.clients),
+            scenario, self.network, self.history, store=self.store, hosts=self.hosts, clients=list(self.clients)
         )
         await nemesis.run_for(scenario.fault_phase_s)
         nemesis.heal()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
@@ -22,10 +23,22 @@ PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 SERVER_DETECTION_S = (0.0, 0.0, 0.5, 3.0, 20.0, None)
 CLIENT_DETECTION_S = (0.5, 20.0, None, None)
 """After how long the kernel of each side detects that a connection is half-open; None: never."""
+LAGS_S = (0.05, 0.3, 1.0, 4.0, 12.0)
+"""How long the replication to a replica is paused."""
+STALLS_S = (1.5, 3.0, 6.0, 12.0)
+"""How long a primary is stopped or partitioned: some values are shorter, some longer than an election takes."""
+RESTART_DELAYS_S = (0.1, 2.0, 6.0)
+"""How long a Redis that was killed stays down."""
+LEADER_RESTART_DELAYS_S = (0.1, 6.0, 12.0)
+"""How long the leading server stays down if it is killed with the primary: one value ends before a follower takes over."""
 
 
 class Nemesis:
-    """Injects the faults of a scenario, one at a time. The seed chooses the faults and their times."""
+    """Injects the faults of a scenario, one at a time. The seed chooses the faults and their times.
+
+    Each fault has a method of its name (`scenario.FAULTS`), which injects it and returns a description, or "" if the fault
+    was impossible.
+    """
 
     def __init__(
         self,
@@ -44,7 +57,7 @@ class Nemesis:
         self._hosts = hosts
         self._clients = clients
         self._random = Random(f"{scenario.seed} faults")
-        self._failovers = Failovers(Random(f"{scenario.seed} failovers"), network, store, hosts, clients)
+        self._failover_random = Random(f"{scenario.seed} failovers")
         self._commands_fail_until = 0.0
         self._pause_next_committer_s: float | None = None
         """How long the next server that sends a commit is stopped before it gets the reply; None if none will be stopped."""
@@ -68,7 +81,8 @@ class Nemesis:
                 break
             await asyncio.sleep(interval_s)
             kind = self._random.choice(faults)
-            description = _FAULTS[kind](self)
+            inject: Callable[[], str] = getattr(self, "_" + re.sub("[ -]", "_", kind))
+            description = inject()
             if description:  # otherwise the fault was impossible
                 self._history.append(FAULT, "nemesis", f"{kind}: {description}")
         await asyncio.sleep(max(0.0, ends_at - loop.time()))
@@ -265,84 +279,29 @@ class Nemesis:
         self._loop.kill(node, silently=self._random.random() < 0.3)
         return str(node)
 
-
-_FAULTS: dict[str, Callable[[Nemesis], str]] = {
-    "reset a client connection": Nemesis._reset_a_client_connection,
-    "reset a store connection": Nemesis._reset_a_store_connection,
-    "pause the store": Nemesis._pause_the_store,
-    "restart the store": Nemesis._restart_the_store,
-    "flush scripts": Nemesis._flush_scripts,
-    "fail commands": Nemesis._fail_commands,
-    "kill a server": Nemesis._kill_a_server,
-    "restart a server": Nemesis._restart_a_server,
-    "pause a server": Nemesis._pause_a_server,
-    "pause a client": Nemesis._pause_a_client,
-    "kill a client": Nemesis._kill_a_client,
-    "partition hosts": Nemesis._partition_hosts,
-    "half-open a connection": Nemesis._half_open_a_connection,
-    "cut one direction": Nemesis._cut_one_direction,
-    "lose writes": Nemesis._lose_writes,
-    "flush the store": Nemesis._flush_the_store,
-    "delay replication": lambda nemesis: nemesis._failovers.delay_replication(),
-    "kill a master": lambda nemesis: nemesis._failovers.kill_primary(),
-    "fail over": lambda nemesis: nemesis._failovers.fail_over(),
-    "pause a master": lambda nemesis: nemesis._failovers.pause_primary(),
-    "partition the master": lambda nemesis: nemesis._failovers.partition_primary(),
-}
-
-
-# -- Faults of a replicated Redis: the primary fails, or two Redis servers consider themselves the primary --------
-
-LAGS_S = (0.05, 0.3, 1.0, 4.0, 12.0)
-"""How long the replication to a replica is paused."""
-STALLS_S = (1.5, 3.0, 6.0, 12.0)
-"""How long a primary is stopped or partitioned: some values are shorter, some longer than an election takes."""
-RESTART_DELAYS_S = (0.1, 2.0, 6.0)
-"""How long a Redis that was killed stays down."""
-LEADER_RESTART_DELAYS_S = (0.1, 6.0, 12.0)
-"""How long the leading server stays down if it is killed with the primary: one value ends before a follower takes over."""
-
-
-class Failovers:
-    """Injects the faults that need three Redis servers.
-
-    Each public method injects one fault and returns a description, or "" if the fault was impossible.
-    """
-
-    def __init__(
-        self,
-        random: Random,
-        network: Network,
-        store: OneRedis | RedisWithSentinels,
-        hosts: Sequence[Host],
-        clients: Sequence[Node],
-    ) -> None:
-        self._random = random
-        self._network = network
-        self._loop: SimLoop = network.loop
-        self._any_store = store
-        self._hosts = hosts
-        self._clients = clients
+    # -- faults of a replicated Redis: the primary fails, or two Redis servers consider themselves the primary ----
 
     @property
-    def _store(self) -> RedisWithSentinels:
-        assert isinstance(self._any_store, RedisWithSentinels)
-        return self._any_store
+    def _replicated_store(self) -> RedisWithSentinels:
+        assert isinstance(self._store, RedisWithSentinels)
+        return self._store
 
-    def delay_replication(self) -> str:
+    def _delay_replication(self) -> str:
         """Pause the replication to a random replica for a random time; return a description."""
-        replica = self._random.choice([redis for redis in self._store.redises if redis is not self._store.master])
-        return self._pause_replication_to(replica, self._random.choice(LAGS_S))
+        replica = self._failover_random.choice(
+            [redis for redis in self._replicated_store.redises if redis is not self._replicated_store.master]
+        )
+        return self._pause_replication_to(replica, self._failover_random.choice(LAGS_S))
 
-    def kill_primary(self) -> str:
+    def _kill_a_master(self) -> str:
         """Kill the primary, sometimes while its replicas lag, and sometimes together with the leading server.
 
         Both are restarted later; the primary keeps its data.
         """
-        master, leader = self._store.master, self._leader()
+        master, leader = self._replicated_store.master, self._leader()
         lag_description = self._maybe_pause_replication(always=leader is not None)
-        silently, restart_after_s = self._random.random() < 0.3, self._random.choice(RESTART_DELAYS_S)
-        leader_restart_after_s = self._random.choice(LEADER_RESTART_DELAYS_S)
+        silently, restart_after_s = self._failover_random.random() < 0.3, self._failover_random.choice(RESTART_DELAYS_S)
+        leader_restart_after_s = self._failover_random.choice(LEADER_RESTART_DELAYS_S)
 
         def kill() -> None:
             """Kill the primary, and the leading server if one was chosen; schedule the restarts."""
@@ -352,19 +311,19 @@ class Failovers:
                     leader.kill(leader_restart_after_s, silently=False)
                 self._loop.call_later(restart_after_s, master.revive)
 
-        self._loop.call_later(self._random.uniform(0.2, 1) if lag_description else 0, kill)
+        self._loop.call_later(self._failover_random.uniform(0.2, 1) if lag_description else 0, kill)
         with_leader = "" if leader is None else f", with {leader.node}"
         return f"{master.host}{', silently' if silently else ''}, back after {restart_after_s} s{lag_description}{with_leader}"
 
-    def fail_over(self) -> str:
+    def _fail_over(self) -> str:
         """Let the sentinels elect another primary. They demote the old primary only after a delay."""
         lag_description = self._maybe_pause_replication()
-        elected = self._store.sentinels.fail_over()
+        elected = self._replicated_store.sentinels.fail_over()
         return elected and f"to {elected}{lag_description}"
 
-    def pause_primary(self) -> str:
+    def _pause_a_master(self) -> str:
         """Stop the primary for a random time. When it continues, it still considers itself the primary."""
-        process, stall_s = self._store.process, self._random.choice(STALLS_S)
+        process, stall_s = self._replicated_store.process, self._failover_random.choice(STALLS_S)
         lag_description = self._maybe_pause_replication()
         if process.dead or process.stopped:
             return ""
@@ -372,17 +331,17 @@ class Failovers:
         self._loop.call_later(stall_s, self._loop.continue_node, process)
         return f"{process} for {stall_s} s{lag_description}"
 
-    def partition_primary(self) -> str:
+    def _partition_the_master(self) -> str:
         """Partition the primary from the replicas for a random time.
 
         Some servers and clients are on the side of the primary, others on the side of the replicas, and a few can reach both.
         Returns a description.
         """
-        random = self._random
+        random = self._failover_random
         others = [host.name for host in self._hosts] + [node.host for node in self._clients]
-        master = self._store.master.host
+        master = self._replicated_store.master.host
         with_primary: list[str] = []
-        with_replicas = [host for host in self._store.hosts if host != master]
+        with_replicas = [host for host in self._replicated_store.hosts if host != master]
         for name in others:
             side = random.random()
             if side < 0.45:
@@ -401,20 +360,20 @@ class Failovers:
 
         Returns None with probability one half, so that the caller spares the leader, or if there is no leader.
         """
-        head = self._store.head
+        head = self._replicated_store.head
         leaders = [host for host in self._hosts if head is not None and host.node.name == head.writer]
-        return leaders[0] if leaders and self._random.random() < 0.5 else None
+        return leaders[0] if leaders and self._failover_random.random() < 0.5 else None
 
     def _maybe_pause_replication(self, *, always: bool = False) -> str:
         """Pause the replication to all replicas for a random time, with probability 0.6 or, if `always`, in any case.
 
         Returns a description, or "" if the replication continues.
         """
-        if self._random.random() < 0.4 and not always:
+        if self._failover_random.random() < 0.4 and not always:
             return ""
-        lag_s = self._random.choice(LAGS_S[2:])
-        for redis in self._store.redises:
-            if redis is not self._store.master:
+        lag_s = self._failover_random.choice(LAGS_S[2:])
+        for redis in self._replicated_store.redises:
+            if redis is not self._replicated_store.master:
                 self._pause_replication_to(redis, lag_s)
         return f", where all replicas lag for {lag_s} s"
 

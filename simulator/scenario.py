@@ -44,13 +44,7 @@ FIRST_BELIEF_SEED = 4_000_000
 HALF_OPEN = ("half-open a connection", "cut one direction")
 """Additional faults for scenarios whose clients record which locks they consider held."""
 
-FAILOVERS = (
-    "delay replication",
-    "kill a master",
-    "fail over",
-    "pause a master",
-    "partition the master",
-)
+FAILOVERS = ("delay replication", "kill a master", "fail over", "pause a master", "partition the master")
 """Additional faults for scenarios with three Redis servers."""
 
 LOSSES = ("lose writes", "flush the store")

@@ -10,12 +10,7 @@ import click
 
 from simulator.checkers import check
 from simulator.cluster import Cluster
-from simulator.scenario import (
-    FIRST_ANY_OF_SEED,
-    FIRST_BELIEF_SEED,
-    FIRST_REPLICATED_SEED,
-    scenario_of,
-)
+from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED, scenario_of
 
 
 def run(seed: int) -> tuple[Cluster, list[str]]:
@@ -35,12 +30,7 @@ def seeds_of_all_kinds() -> Iterator[int]:
     half-open connections and clients that record which locks they consider held.
     """
     for number in itertools.count():
-        yield from (
-            1 + number,
-            FIRST_ANY_OF_SEED + number,
-            FIRST_REPLICATED_SEED + number,
-            FIRST_BELIEF_SEED + number,
-        )
+        yield from (1 + number, FIRST_ANY_OF_SEED + number, FIRST_REPLICATED_SEED + number, FIRST_BELIEF_SEED + number)
 
 
 @click.command()

@@ -12,13 +12,7 @@ from pathlib import Path
 
 from benchmarks.peers.etcd import Etcd
 from benchmarks.peers.figures import Sample
-from benchmarks.peers.genie_server import (
-    GenieClient,
-    GenieMemory,
-    GenieMemoryCompiled,
-    GenieRedis,
-    GenieRedisCompiled,
-)
+from benchmarks.peers.genie_server import GenieClient, GenieMemory, GenieMemoryCompiled, GenieRedis, GenieRedisCompiled
 from benchmarks.peers.live_mutex import LiveMutex
 from benchmarks.peers.measure import SHAPES, measure
 from benchmarks.peers.peer import Peer, PeerFailed

@@ -281,12 +281,7 @@ class Model:
                 return None
         self.latest_id_by_ref[key] = id_
         request = self.requests[id_] = RequestHistory(
-            id_,
-            connection.client,
-            payload,
-            sent_at=sent_at,
-            connection=sent_on,
-            generation=connection.generation,
+            id_, connection.client, payload, sent_at=sent_at, connection=sent_on, generation=connection.generation
         )
         return request
 

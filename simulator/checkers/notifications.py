@@ -7,15 +7,7 @@ from hashlib import blake2b
 
 from genie.errors import Code
 from genie.testing.simulation.history import CLIENT_SENT, SERVER_SENT, Entry, Message
-from simulator.checkers.model import (
-    TOLERANCE_S,
-    Checker,
-    ConnectionHistory,
-    Model,
-    RequestHistory,
-    modes,
-    stored_modes,
-)
+from simulator.checkers.model import TOLERANCE_S, Checker, ConnectionHistory, Model, RequestHistory, modes, stored_modes
 
 CLOSE_LIMIT_S = 10.0
 """How long the server may leave a connection open after the reply to `bye`, so that the client can read the reply."""

@@ -14,13 +14,7 @@ from msgspec import json
 from genie import core
 from genie.core import State
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.commit import (
-    SCRIPT_REPLIES,
-    TRANSACTION_REPLIES,
-    CommitEncoder,
-    new_backoff,
-    retry_until_done,
-)
+from genie.storage.redis.commit import SCRIPT_REPLIES, TRANSACTION_REPLIES, CommitEncoder, new_backoff, retry_until_done
 from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.records import encode
 from genie.storage.redis.store import RedisStore

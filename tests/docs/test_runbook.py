@@ -112,10 +112,7 @@ async def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
         values = settings.text
         for written, real in (
             ("locks-1:7077,locks-2:7077", f"127.0.0.1:{server.port}"),
-            (
-                "ADMIN_HOST=locks-1 ADMIN_PORT=7078",
-                f"ADMIN_HOST=127.0.0.1 ADMIN_PORT={admin_port}",
-            ),
+            ("ADMIN_HOST=locks-1 ADMIN_PORT=7078", f"ADMIN_HOST=127.0.0.1 ADMIN_PORT={admin_port}"),
             ("redis://redis-1:6379/0", redis.url),
         ):
             assert written in values

@@ -192,11 +192,7 @@ class Grammar:
     def inspect(self) -> bytes:
         random = self.random
         payload: dict[str, Any] = {}
-        for name, values in (
-            ("resource", NAMES),
-            ("transactionName", OWNERS),
-            ("limit", (1, 2, 1000)),
-        ):
+        for name, values in (("resource", NAMES), ("transactionName", OWNERS), ("limit", (1, 2, 1000))):
             if random.random() < 0.3:
                 payload[name] = random.choice(values)
         return make_line("inspect", **payload)

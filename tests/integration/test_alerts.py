@@ -161,10 +161,7 @@ def test_a_store_is_reported_before_it_is_full(tmp_path: Path, used: str, is_rai
 
 @pytest.mark.parametrize(("used", "is_raised"), [("79x25", False), ("81x25", True)])
 def test_the_state_is_reported_before_it_is_full(tmp_path: Path, used: str, is_raised: bool) -> None:
-    samples = [
-        of_orders("genie_state_bytes", "a1", used),
-        of_orders("genie_state_limit_bytes", "a1", "100x25"),
-    ]
+    samples = [of_orders("genie_state_bytes", "a1", used), of_orders("genie_state_limit_bytes", "a1", "100x25")]
     expected = [alert("GenieStateNearlyFull", "warning", **ORDERS)] if is_raised else []
     check(tmp_path, "20m", samples, *expected, query='alertname="GenieStateNearlyFull"')
 

@@ -194,9 +194,7 @@ async def test_an_invalid_session_is_reported_only_with_a_valid_token(genie: Gen
 
 
 @pytest.mark.parametrize(
-    ("payload", "message"),
-    [({}, "carried no token"), ({"token": WRONG}, "is not known")],
-    ids=["none", "wrong"],
+    ("payload", "message"), [({}, "carried no token"), ({"token": WRONG}, "is not known")], ids=["none", "wrong"]
 )
 async def test_a_hello_after_a_rejected_one_needs_its_own_token(
     genie: Genie, payload: dict[str, Any], message: str
@@ -340,11 +338,7 @@ async def test_authentication_times_out_but_an_authenticated_client_may_be_idle(
 
 async def test_no_token_is_logged(tmp_path: Path) -> None:
     with running_server(token_file=write_token_file(tmp_path), log_level="debug") as server:
-        for line, reason in (
-            (hello(token=WRONG), "unknown token"),
-            (hello(), "no token"),
-            (b"garbage\n", "no hello"),
-        ):
+        for line, reason in ((hello(token=WRONG), "unknown token"), (hello(), "no token"), (b"garbage\n", "no hello")):
             wire = await Wire.connect(server.address)
             wire.raw(line)
             await assert_rejected(wire)

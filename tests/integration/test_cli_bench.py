@@ -250,10 +250,7 @@ def test_a_killed_server_is_reported() -> None:
 
 
 def test_a_stopped_server_does_not_block_the_end() -> None:
-    with (
-        running_server() as genie,
-        running(genie.port, "hot", "--json", "--timeout", "2", *FOREVER) as process,
-    ):
+    with running_server() as genie, running(genie.port, "hot", "--json", "--timeout", "2", *FOREVER) as process:
         wait_for_cycles(genie)
         suspend(genie.process)
         process.send_signal(signal.SIGINT)

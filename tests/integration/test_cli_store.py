@@ -174,11 +174,7 @@ TAMPERED = {
         "the log begins with 7-1, and does not reach back to the checkpoint 5-1",
     ),
     "a gap": (lambda s: s.client.xdel(s.log, "7-1"), "log", "7-2 does not continue 7-0"),
-    "a takeover from another position": (
-        lambda s: s.client.xdel(s.log, "5-1"),
-        "log",
-        "7-0 does not continue 5-0",
-    ),
+    "a takeover from another position": (lambda s: s.client.xdel(s.log, "5-1"), "log", "7-0 does not continue 5-0"),
     "an unknown entry": (
         lambda s: raw(s, "XADD", s.log, "7-3", "x", "y"),
         "log",
@@ -222,21 +218,13 @@ TAMPERED = {
         "locks",
         "requests 3 and 4 both have the fencing token 3",
     ),
-    "two holders": (
-        lambda s: s.record(4, LOCK % ("b", 4)),
-        "locks",
-        "both hold 'b', and",
-    ),
+    "two holders": (lambda s: s.record(4, LOCK % ("b", 4)), "locks", "both hold 'b', and"),
     "no resource": (
         lambda s: s.record(4, '{"since":1,"since_unix_ms":1,"deadline":1,"fence":4}'),
         "locks",
         "request 4 names no resource",
     ),
-    "a resource twice": (
-        lambda s: s.record(4, LOCK % ('d","d', 4)),
-        "locks",
-        "request 4 names a resource twice",
-    ),
+    "a resource twice": (lambda s: s.record(4, LOCK % ('d","d', 4)), "locks", "request 4 names a resource twice"),
     "a position of two waiting requests": (
         lambda s: (s.record(4, WAITING % "c"), s.record(5, (WAITING % "c")[:-1] + ',"moved":{"c":[0,4]}}')),
         "locks",
@@ -604,8 +592,7 @@ async def test_a_namespace_can_be_checked_and_exported_under_load(redis: Redis) 
     redis.create_namespace()
     server.start()
     load = subprocess.Popen(  # noqa: ASYNC220
-        [*CLI, "bench", "own", "--seconds", "600", "--port", str(server.port)],
-        stdout=subprocess.DEVNULL,
+        [*CLI, "bench", "own", "--seconds", "600", "--port", str(server.port)], stdout=subprocess.DEVNULL
     )
     positions = set()
     while len(positions) < 3:

@@ -84,11 +84,7 @@ def test_json_prints_one_line_for_each_change(genie: Genie) -> None:
 
 
 def test_it_exits_when_the_reader_of_its_pipe_has_exited(genie: Genie) -> None:
-    with (
-        sync.connect(*genie.address) as client,
-        client.lock("quiet", **LONG),
-        watching(genie.port, "quiet") as process,
-    ):
+    with sync.connect(*genie.address) as client, client.lock("quiet", **LONG), watching(genie.port, "quiet") as process:
         assert line(process).startswith("locked ")
         assert process.stdout is not None
         assert process.stderr is not None

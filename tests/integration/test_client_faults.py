@@ -375,8 +375,7 @@ async def test_a_lock_lost_before_its_block_raises_lock_lost(client, scripted):
     task = asyncio.create_task(work())
     await line.expect("request")
     line.say(
-        locked("1"),
-        '{"command":"released","payload":{"id":101,"reason":"transaction-timeout","held":5,"ref":"1"}}',
+        locked("1"), '{"command":"released","payload":{"id":101,"reason":"transaction-timeout","held":5,"ref":"1"}}'
     )
     with pytest.raises(TransactionTimeout, match=r"was held for 0\.005 s"):
         await task

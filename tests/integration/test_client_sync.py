@@ -13,15 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from genie import (
-    ConnectionLost,
-    Deadlock,
-    LockLost,
-    QueueTimeout,
-    RequestRejected,
-    TransactionTimeout,
-    sync,
-)
+from genie import ConnectionLost, Deadlock, LockLost, QueueTimeout, RequestRejected, TransactionTimeout, sync
 from genie.client.sync import Lock
 from genie.client.sync_connection import SyncConnection
 from support.processes.ports import free_port

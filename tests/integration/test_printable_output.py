@@ -58,10 +58,7 @@ class Hostile(NamedTuple):
             return CliRunner().invoke(genie.cli.main, args, env={"GENIE_HISTORY_DIR": str(self.history)})
         ids = {"HELD": str(self.held), "WAITING": str(self.waiting), "ALLOWED": str(self.allowed)}
         return genie_cli(
-            *(ids.get(arg, arg) for arg in args),
-            port=self.port,
-            admin_port=self.admin_port,
-            history_dir=self.history,
+            *(ids.get(arg, arg) for arg in args), port=self.port, admin_port=self.admin_port, history_dir=self.history
         )
 
 

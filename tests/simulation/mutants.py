@@ -25,12 +25,7 @@ import sys
 from pathlib import Path
 
 from conformance.mutation import ROOT, Mutant, NotRunError, environment, main, mutated
-from simulator.scenario import (
-    FIRST_ANY_OF_SEED,
-    FIRST_BELIEF_SEED,
-    FIRST_REPLICATED_SEED,
-    FIRST_V1_FEATURES_SEED,
-)
+from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
 
 SEEDS = 300
 
@@ -289,16 +284,10 @@ MUTANTS = [
         "        if session.key is not None and not session.bound:\n            if session.connection is connection:",
     ),
     Mutant(
-        "a resumed session gets no retained replies",
-        "server/dispatcher.py",
-        "for reply in missed:",
-        "for reply in ():",
+        "a resumed session gets no retained replies", "server/dispatcher.py", "for reply in missed:", "for reply in ():"
     ),
     Mutant(
-        "a resumed session gets no live requests",
-        "server/dispatcher.py",
-        "for request in live:",
-        "for request in ():",
+        "a resumed session gets no live requests", "server/dispatcher.py", "for request in live:", "for request in ():"
     ),
     Mutant(
         "only the first slice of the state of a resumed session is sent",
@@ -470,12 +459,7 @@ MUTANTS = [
         "(stored.moved or {}).items()",
         "{}.items()",
     ),
-    Mutant(
-        "deadlocks are not detected",
-        "core/manager.py",
-        "deadlock.may_create_cycle(table, request)",
-        "False",
-    ),
+    Mutant("deadlocks are not detected", "core/manager.py", "deadlock.may_create_cycle(table, request)", "False"),
     # -- anyOf
     Mutant(
         "anyOf is granted resources that others hold",
@@ -538,10 +522,7 @@ def detect(mutant: Mutant) -> str:
 def simulate(folder: Path, first: int, seeds: int) -> subprocess.CompletedProcess[str]:
     """Simulate consecutive seeds with the code in a folder, until the first with violations."""
     return subprocess.run(
-        [
-            *(sys.executable, "-m", "simulator.soak", "--stop", "--tail=0"),
-            *(f"--first={first}", f"--seeds={seeds}"),
-        ],
+        [*(sys.executable, "-m", "simulator.soak", "--stop", "--tail=0"), *(f"--first={first}", f"--seeds={seeds}")],
         cwd=folder,
         env=environment(folder),
         capture_output=True,

@@ -8,12 +8,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from simulator.scenario import (
-    FIRST_ANY_OF_SEED,
-    FIRST_BELIEF_SEED,
-    FIRST_REPLICATED_SEED,
-    FIRST_V1_FEATURES_SEED,
-)
+from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
 from simulator.soak import run
 
 COUNT = 30

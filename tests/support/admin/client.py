@@ -39,12 +39,7 @@ class AdminResponse:
 
 
 async def fetch(
-    port: int,
-    path: str,
-    *,
-    method: str = "GET",
-    body: bytes | None = None,
-    headers: dict[str, str] | None = None,
+    port: int, path: str, *, method: str = "GET", body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> AdminResponse:
     """Send one request on a connection of its own. The path is sent as it is."""
     from yarl import URL

@@ -79,11 +79,7 @@ def start_script(
 
 
 def run_genie(
-    *arguments: str,
-    env: Mapping[str, str],
-    text: bool = True,
-    timeout: float | None = None,
-    program: str = "genie",
+    *arguments: str, env: Mapping[str, str], text: bool = True, timeout: float | None = None, program: str = "genie"
 ) -> subprocess.CompletedProcess[Any]:
     """Run `genie ARGUMENTS`, or another program, to its end, without input, with its output captured."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -80,7 +80,7 @@ def test_errors_are_reported_without_a_measurement() -> None:
     nothing = result(cycles=0)
     nothing.tally.errors.update({"unavailable": 1_234, "connection-lost": 2})
     assert result_lines(nothing, OPTIONS)[1:] == [
-        "  0 cycles/s (0 in 2.0 s), errors: connection-lost 2, unavailable 1,234, client CPU: 25 %",
+        "  0 cycles/s (0 in 2.0 s), errors: connection-lost 2, unavailable 1,234, client CPU: 25 %"
     ]
     row = json_document(OPTIONS, SERVER, [nothing], interrupted=False)["workloads"][0]
     assert row["errors"] == {"connection-lost": 2, "unavailable": 1_234}

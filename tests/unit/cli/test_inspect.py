@@ -76,10 +76,7 @@ def test_a_pipe_gets_whole_names_one_row_a_line() -> None:
     payload = {"holders": holders, "holdersTotal": 2, "queue": [waits | {"blockersTotal": 1}], "queueTotal": 1}
     lines = report(payload)
     assert [line.split()[1:3] for line in lines[2:4]] == [[name, "exclusive:" + "a" * 200] for name in names]
-    assert lines[-2:] == [
-        "    note: " + "m" * 200,
-        f"    └ 1 of {names[0]} holds exclusive:a, {'n' * 100} (3.2 s)",
-    ]
+    assert lines[-2:] == ["    note: " + "m" * 200, f"    └ 1 of {names[0]} holds exclusive:a, {'n' * 100} (3.2 s)"]
 
 
 def test_a_terminal_wraps_names_within_their_columns() -> None:

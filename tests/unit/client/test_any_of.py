@@ -65,10 +65,7 @@ def test_large_sums_are_exact():
     session = connected_session()
     request = pending_request(session, weights=[MAX_WEIGHT, MAX_WEIGHT - 2, 2**53 + 1], target=MAX_WEIGHT)
     payload = orjson.loads(request.line)["payload"]
-    assert (payload["weights"], payload["target"]) == (
-        [MAX_WEIGHT, MAX_WEIGHT - 2, 2**53 + 1],
-        MAX_WEIGHT,
-    )
+    assert (payload["weights"], payload["target"]) == ([MAX_WEIGHT, MAX_WEIGHT - 2, 2**53 + 1], MAX_WEIGHT)
     [(_, _, caught)] = session.receive_data(
         b'{"command":"released","payload":{"id":101,"ref":"1","reason":"insufficient","free":%d,"locked":%d}}\n'
         % (MAX_WEIGHT - 1, 10_000 * MAX_WEIGHT - 1),

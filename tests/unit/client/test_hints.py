@@ -47,12 +47,7 @@ def test_a_request_blocked_by_another_client_of_the_process_gets_a_hint():
 
 @pytest.mark.parametrize(
     "row",
-    [
-        blocker(904, "t"),
-        blocker(905),
-        blocker(904, resource="b"),
-        blocker(904, state="queued"),
-    ],
+    [blocker(904, "t"), blocker(905), blocker(904, resource="b"), blocker(904, state="queued")],
     ids=["transactions of two names", "another process", "another server's id", "ahead in the queue"],
 )
 def test_blockers_of_other_processes_cause_no_hint(row):

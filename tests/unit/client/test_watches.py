@@ -152,10 +152,7 @@ class TestChanges:
         session = connected()
         watch = live_watch(session, before)
         session.receive_data(encode("event", state="locked", **after), 0.0)
-        assert take(watch) == [
-            *([f"unlocked {before['mode']} t/1 1"] if ends else []),
-            f"locked {after['mode']} t/1 2",
-        ]
+        assert take(watch) == [*([f"unlocked {before['mode']} t/1 1"] if ends else []), f"locked {after['mode']} t/1 2"]
         session.receive_data(event("unlocked", "t/1", 1), 0.0)
         assert take(watch) == ([] if ends else [f"unlocked {before['mode']} t/1 1"])
 

@@ -545,10 +545,7 @@ def test_ten_services_with_known_orders() -> None:
             steps = [f"{name}/{random.randrange(1000)}" for name in classes.split()]
             run_transaction(manager, *steps, name=f"service {service}")
     pairs = {each for each in found(order.inversions.found) if len(each[1]) == 2}
-    assert pairs == {
-        ("cycle", frozenset({"prices/*", "orders/*"})),
-        ("cycle", frozenset({"accounts/*", "invoices/*"})),
-    }
+    assert pairs == {("cycle", frozenset({"prices/*", "orders/*"})), ("cycle", frozenset({"accounts/*", "invoices/*"}))}
     cycles = {each for each in found(order.inversions.found) if len(each[1]) > 2}
     customers = {"customers/*", "accounts/*", "stock/*", "shipments/*"}
     assert cycles

@@ -101,10 +101,7 @@ def test_it_ends_like_any_other() -> None:
     waiting = driver.request("A")
     driver.reload()
     assert driver.requests[taken.request.id].choice_digest == ""
-    assert driver.at(5) == [
-        ("released", taken.request.id, "transaction-timeout"),
-        ("locked", waiting[0][1]),
-    ]
+    assert driver.at(5) == [("released", taken.request.id, "transaction-timeout"), ("locked", waiting[0][1])]
 
 
 class Takes(RuleBasedStateMachine):

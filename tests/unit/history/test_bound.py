@@ -22,14 +22,7 @@ from genie.history.records import Carried, Gap, Opened
 from genie.history.replay import Replay, UnknownState
 from genie.history.retention import Retention
 from genie.history.search import Query, search
-from genie.history.segments import (
-    RAW,
-    archive_complete,
-    clean_up,
-    list_segments,
-    recorded_terms,
-    shrink,
-)
+from genie.history.segments import RAW, archive_complete, clean_up, list_segments, recorded_terms, shrink
 from genie.history.writer import HistoryWriter
 from support.core.history_recording import PRINCIPALS, T0, Recording, release_line
 

@@ -107,9 +107,7 @@ def test_a_session_retains_a_limited_number_of_replies(monkeypatch: pytest.Monke
     assert [session.find(f"{id_}") is not None for id_ in range(5)] == [False, False, True, True, True]
 
 
-def test_beyond_the_limit_of_all_sessions_the_oldest_reply_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_beyond_the_limit_of_all_sessions_the_oldest_reply_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 3)
     sessions = SessionTable()
     first, _ = sessions.attach(SECRET, 1000)

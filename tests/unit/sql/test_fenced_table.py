@@ -85,11 +85,7 @@ def test_each_access_is_one_statement(connection: Connection) -> None:
             r"column rates.fence must be a BigInteger, not Integer\(\)",
         ),
         (
-            [
-                Column("id", Integer, primary_key=True),
-                Column("fence", BigInteger),
-                Column("shared_fence", Integer),
-            ],
+            [Column("id", Integer, primary_key=True), Column("fence", BigInteger), Column("shared_fence", Integer)],
             TypeError,
             "column rates.shared_fence must be a BigInteger",
         ),

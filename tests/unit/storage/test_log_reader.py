@@ -23,8 +23,7 @@ class ScriptedLog:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"),
-    [(50, MAX_READ_ENTRIES), (MAX_READ_BYTES // 10, 9), (2 * MAX_READ_BYTES, 1)],
+    ("size", "count"), [(50, MAX_READ_ENTRIES), (MAX_READ_BYTES // 10, 9), (2 * MAX_READ_BYTES, 1)]
 )
 async def test_a_read_is_bounded_in_bytes(size: int, count: int) -> None:
     log = ScriptedLog(size)

@@ -26,13 +26,7 @@ async def test_without_a_segment_the_scan_starts_at_the_first_row(books: Books) 
     await books.add_transfer("other", PAST, "RECEIVED_PREPARE", "SOMETHING_ELSE")
     run = await handler.run_once()
     assert run == TimeoutRun(
-        interval=(0, 8),
-        cleaned=0,
-        inserted=3,
-        expired=2,
-        rejected=0,
-        lagging=False,
-        unlisted={"SOMETHING_ELSE": 1},
+        interval=(0, 8), cleaned=0, inserted=3, expired=2, rejected=0, lagging=False, unlisted={"SOMETHING_ELSE": 1}
     )
     assert desk.given == [["later", "late"]], "the longest expired first"
     assert await books.kept() == {"late": True, "later": True, "open": False}

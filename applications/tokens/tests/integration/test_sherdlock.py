@@ -61,11 +61,7 @@ async def replicas(genie: Genie, ledger: Ledger, count: int, **options: Any) -> 
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                SherdlockSelector(
-                    await stack.enter_async_context(connect(*genie.address)),
-                    ledger,
-                    **options,
-                )
+                SherdlockSelector(await stack.enter_async_context(connect(*genie.address)), ledger, **options)
             )
             for _ in range(count)
         ]
@@ -215,9 +211,7 @@ async def test_selections_survive_a_restart_of_the_server(redis: Redis) -> None:
     assert ledger.worth(f"{owner}-shop") == 300
 
 
-async def test_released_tokens_are_selected_again_before_the_events_of_their_locks(
-    genie: Genie,
-) -> None:
+async def test_released_tokens_are_selected_again_before_the_events_of_their_locks(genie: Genie) -> None:
     owner, ledger = await new_wallet(0, 1)
     await ledger.add([Token(f"{owner}-{amount:03}", owner, "Fiat", "GBP", amount) for amount in range(1, 101)])
     async with replicas(genie, ledger, 1) as [selector]:

@@ -67,11 +67,7 @@ IN_MEMORY: dict[str, Call] = {
 
 
 @pytest.mark.parametrize(
-    ("made", "call"),
-    [
-        *((in_memory, call) for call in [*CALLS, *IN_MEMORY]),
-        *((sherdlock, call) for call in CALLS),
-    ],
+    ("made", "call"), [*((in_memory, call) for call in [*CALLS, *IN_MEMORY]), *((sherdlock, call) for call in CALLS)]
 )
 async def test_a_call_from_another_thread_is_rejected_and_changes_nothing(made: Any, call: str) -> None:
     async with made() as selector:

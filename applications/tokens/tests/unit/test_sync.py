@@ -213,9 +213,7 @@ def test_change_can_be_selected_by_another_thread_as_soon_as_the_spend_returns(p
 # -- which thread does what ---------------------------------------------------------------------------------
 
 
-def test_a_call_without_the_store_runs_in_its_thread_unless_that_is_the_main_thread(
-    pool: ThreadPoolExecutor,
-) -> None:
+def test_a_call_without_the_store_runs_in_its_thread_unless_that_is_the_main_thread(pool: ThreadPoolExecutor) -> None:
     seen: set[int] = set()
 
     def where(_token: Token) -> bool:
