@@ -81,7 +81,7 @@ class Commits:
         next_id = self._manager.next_id
         if next_id > self.ids_reserved_below - ID_RESERVATION // 2:
             self.ids_reserved_below = next_id + ID_RESERVATION
-        changes = outcome.take_changes(next_id)
+        changes, outcome.changes, outcome.stored_below = outcome.changes, {}, next_id
         self.in_flight, self._sent_at = True, self._loop.time()
         self._stats.batch_sizes.add(len(changes))
         self._store.commit(Batch(changes, self.ids_reserved_below, self._manager.next_fence, now), done)

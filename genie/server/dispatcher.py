@@ -42,12 +42,12 @@ from genie.protocol.commands import (
     read,
 )
 from genie.protocol.replies import granted, success
-from genie.protocol.resources import MAX_RESOURCES
 from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import DETACHED, END_OF_INPUT, SESSION_STATE, Item, Peer
 from genie.server.rejections import wrong_namespace
+from genie.server.request_limits import RequestLimits
 from genie.server.sessions import (
     Outbound,
     Session,
@@ -120,26 +120,11 @@ class Dispatcher:
         self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
         self.outcome = outcome
         self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, outcome, recorder)
-        self.store_full = False
-        """Whether the store is out of memory, so that new requests are rejected."""
+        self.limits = RequestLimits(manager, self.size, limits)
         self._namespace = namespace
-        self._max_locks = limits.max_locks
-        self._max_per_session = limits.max_requests_per_session
-        self._max_per_connection = limits.max_requests_per_connection
-        self._unchecked_requests = min(self._max_per_session, self._max_per_connection)
-        """Number of live requests of a session below which its next request cannot exceed the limits of the session."""
-        self._unchecked_below_id = 0
-        """A request with a smaller id that is not large, and has no named principal, cannot exceed `max_locks` or `max_state`, and the
-        store is not full. `_admit_request` sets it."""
-        self._short_below_id = 0
-        """The same for requests of named principals, which need only be charged. 0 after a change that `_admit_request` must see."""
-        self._excess = 0
-        """`excess_bytes` of the request that is executed, if it is large."""
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
         self._ended = 0
         """Number of sessions that have expired in this batch, with their locks and retained replies."""
-        self._may_be_slow = False
-        """Whether `execute` may execute a slow command, instead of stopping before it."""
         self._watched = self.watches.prefixes
         """The watched prefixes: false if there are no watches."""
         self._table, self._step, self._clock = manager.table, manager.step, time.monotonic
@@ -175,11 +160,6 @@ class Dispatcher:
         retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
         return snapshot_of(self.manager, retained, next_id, now)
 
-    def set_store_full(self, full: bool) -> None:
-        """Reject new requests while the store is out of memory."""
-        self.store_full = full
-        self._unchecked_below_id = self._short_below_id = 0
-
     def dispose(self) -> None:
         """Break all reference cycles, so that the state is freed without the garbage collector."""
         self.watches.dispose()
@@ -189,14 +169,17 @@ class Dispatcher:
 
     # -- execution ----------------------------------------------------------------------------------------
 
-    def execute(self, now: float, connection: Peer, items: Iterator[Item]) -> Item | None:  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
-        """Execute commands of a connection in order. Return the item with which it has not finished; None: all are executed.
+    def execute(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
+        self, now: float, connection: Peer, items: Iterator[Item], may_be_slow: bool = False, excess: int = 0
+    ) -> Item | None:
+        """Execute commands of a connection in order. Return the item that is not finished; None if all are executed.
 
-        It stops before a slow command, after an expensive one, and after the first slice of the end, or of the state, of a session
-        with many requests.
+        It stops before a slow command unless it `may_be_slow`, after an expensive one, and after the first slice of the end,
+        or of the state, of a session with many requests. `excess` is the `excess_bytes` of a large request.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
-        # usual cases, are handled inline, which is faster (measured with `genie bench`). Every other case has a method.
+        # usual cases, are handled inline, which is faster (measured with `genie bench`). Their effects must equal those of
+        # `Notifier.on_taken` and `on_released`, which `test_fast_path.py` checks. Every other case has a method.
         if connection.state is DETACHED:
             self._drain_detached(now, connection, items)
             return None
@@ -234,9 +217,12 @@ class Dispatcher:
                 if command.ref is not None and (earlier := session.find(command.ref)) is not None:
                     self._repeat_reply(now, connection, command, earlier)
                     continue
+                limits = self.limits
                 if (
-                    session.live_requests >= self._unchecked_requests or manager.next_id >= self._unchecked_below_id
-                ) and not self._admit_request(connection, command, len(command.exclusive) + len(command.shared)):
+                    session.live_requests >= limits.unchecked_requests or manager.next_id >= limits.unchecked_below_id
+                ) and not self._admit_request(
+                    connection, command, len(command.exclusive) + len(command.shared), excess
+                ):
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
@@ -308,18 +294,11 @@ class Dispatcher:
                 return None if is_finished else item
             else:
                 begun = self._clock()
-                if self._execute_other(now, connection, command):
+                if self._execute_other(now, connection, command, may_be_slow):
                     return item
                 if self._clock() - begun > EXPENSIVE_S:
                     return next(items, None)
         return None
-
-    def execute_slow(self, now: float, connection: Peer, item: Item) -> Item | None:
-        """Execute one slow command, or one slice of the end or the state of a session. Return the item if slices are left."""
-        self._may_be_slow = True
-        unfinished = self.execute(now, connection, iter((item,)))
-        self._may_be_slow = False
-        return unfinished
 
     def _drain_detached(self, now: float, connection: Peer, items: Iterator[Item]) -> None:
         """Ignore the commands of a detached connection, but handle the end of its input."""
@@ -327,8 +306,11 @@ class Dispatcher:
             if item is END_OF_INPUT:
                 self._end_input(now, connection)
 
-    def _execute_other(self, now: float, connection: Peer, command: WireCommand) -> bool:  # noqa: C901, PLR0912 - one branch for each command
-        """Execute a command other than `request`, `release` by `id` and `bye`. Return True, without executing it, if it is slow."""
+    def _execute_other(self, now: float, connection: Peer, command: WireCommand, may_be_slow: bool) -> bool:  # noqa: C901, PLR0912 - one branch for each command
+        """Execute a command other than `request`, `release` by `id` and `bye`.
+
+        Return True, without executing it, if it is slow although it must not be.
+        """
         notifier = self.notifier
         if type(command) is core.Take:
             wanted = command.request
@@ -337,17 +319,17 @@ class Dispatcher:
             else:
                 self._take(now, connection, command)
         elif type(command) is LargeRequest:
-            self._execute_large(now, connection, command)
+            self._execute_large(now, connection, command.request)
         elif type(command) is ReleaseByRef:
             self._release_by_ref(now, connection, command)
         elif type(command) is core.Extend:
             # A command of 60 bytes stores the whole request again, which may have 10,000 names.
-            if not self._may_be_slow and self.outcome.durable and self.size.is_large(command.id):
+            if not may_be_slow and self.outcome.durable and self.size.is_large(command.id):
                 return True
             notifier.handle_events(self._step(command, now), now, connection, command.ref)
         elif type(command) is Ping:
             self.outcome.send(connection, replies.bare("pong", command.ref))
-        elif type(command) in SLOW_COMMANDS and not self._may_be_slow:
+        elif type(command) in SLOW_COMMANDS and not may_be_slow:
             return True
         elif type(command) in SLOW_COMMANDS and connection.closed:
             pass  # no client reads the answer
@@ -363,25 +345,23 @@ class Dispatcher:
             notifier.reject(connection, RequestRejected(Code.BAD_REQUEST, reason, ref=command.ref))
         elif type(command) is Namespaced:
             if command.namespace == self._namespace:
-                return self.execute(now, connection, iter((command,))) is not None
+                return self.execute(now, connection, iter((command,)), may_be_slow) is not None
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
 
-    def _execute_large(self, now: float, connection: Peer, command: LargeRequest) -> None:
+    def _execute_large(self, now: float, connection: Peer, request: Request) -> None:
         """Execute a request that must be charged for its texts."""
-        self._unchecked_below_id = 0  # so that `_admit_request` is called
-        self._excess = excess_bytes(command.request)
-        self.execute(now, connection, iter((Namespaced(self._namespace, command.request),)))
-        self._excess = 0
+        self.limits.unchecked_below_id = 0
+        item = Namespaced(self._namespace, request)
+        self.execute(now, connection, iter((item,)), excess=excess_bytes(request))
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for the resources that it holds."""
         request, names = command.request, tuple(name for name, _ in command.choices)
         request.exclusive = names
-        self._excess = excess_bytes(request)
+        excess = excess_bytes(request)
         request.exclusive = ()
-        is_admitted = self._admit_request(connection, request, len(names))
-        self._excess = 0
+        is_admitted = self._admit_request(connection, request, len(names), excess)
         if is_admitted:
             request.origin = connection.session
             self.notifier.handle_events(self._step(command, now), now, connection, request.ref)
@@ -397,7 +377,7 @@ class Dispatcher:
         if rejection is not None:
             self.notifier.reject(connection, rejection)
         elif type(command) is Request:
-            self._unchecked_below_id = 0  # so that `_admit_request` charges the principal
+            self.limits.unchecked_below_id = 0  # so that the principal is charged
         elif type(command) is Release:
             request = self._table.find(command.id)
             if request is not None and request.principal != principal.name:
@@ -406,36 +386,12 @@ class Dispatcher:
                 )
         return rejection is None
 
-    def _admit_request(self, connection: Peer, request: Request, lock_count: int) -> bool:
+    def _admit_request(self, connection: Peer, request: Request, lock_count: int, excess: int) -> bool:
         """Return whether a request for `lock_count` locks is within all limits, and charge it. If it is not, send an error."""
-        session, size, id_ = connection.session, self.size, self.manager.next_id
-        if (
-            id_ < self._short_below_id
-            and session.live_requests < self._unchecked_requests
-            and not self._excess
-            and size.charge_short(id_, request.principal, lock_count)
-        ):
-            return True
-        locks = self._table.locks + lock_count
-        if self.store_full:
-            reason = "the store is out of memory: locks can be released, but no requests are accepted"
-        elif locks > self._max_locks:
-            reason = f"too many locks: at most {self._max_locks} can be held"
-        elif session.key is not None and session.live_requests >= self._max_per_session:
-            reason = f"too many requests: this session already has {self._max_per_session} held or waiting"
-        elif session.key is None and session.live_requests >= self._max_per_connection:
-            reason = f"too many requests: this connection already has {self._max_per_connection} held or waiting"
-        else:
-            reason = size.reason_against_request(request, lock_count, self._excess)
+        reason = self.limits.charge(connection.session, request, lock_count, excess)
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
-            return False
-        size.charge_request(id_, request, lock_count, self._excess)
-        # Each later request gets an id and at most `MAX_RESOURCES` locks; each queue entry may become a lock.
-        spare = (self._max_locks - locks - self._table.queue_entries) // MAX_RESOURCES
-        # This request is not in the table yet, so it is one of the requests for which there is room.
-        self._unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
-        return True
+        return not reason
 
     def _repeat_reply(self, now: float, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.
@@ -493,7 +449,7 @@ class Dispatcher:
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, f"watch: {reason}", ref=command.ref))
         else:
-            self._unchecked_below_id = self._short_below_id = 0  # the watch takes some of the memory
+            self.limits.check_next()  # the watch takes some of the memory
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.outcome.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
 
@@ -626,7 +582,7 @@ class Dispatcher:
             session.remove(request)
             if request.note is not None and text_bytes(request.note) > SHORT_TEXT_BYTES:  # it may be the session's
                 self.size.charge_again(request)
-                self._unchecked_below_id = self._short_below_id = 0
+                self.limits.check_next()
             self.outcome.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
             for request in ended:  # without a session no replies to them are retained

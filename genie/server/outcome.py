@@ -58,11 +58,6 @@ class BatchOutcome:
         if self.durable:
             self.changes[id] = None
 
-    def take_changes(self, next_id: int) -> dict[int, Change]:
-        """Remove and return the changes, because they are sent to the store. `next_id` is the lock manager's."""
-        changes, self.changes, self.stored_below = self.changes, {}, next_id
-        return changes
-
     def clear(self) -> None:
         """Drop all references to connections."""
         self.dirty.clear()

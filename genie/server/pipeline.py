@@ -246,7 +246,8 @@ class Pipeline:
             if self._is_expiry_due:
                 self._is_expiry_due = False
                 dispatcher.expire(now)
-            self._scheduler.run_batch(partial(dispatcher.execute, now), partial(dispatcher.execute_slow, now))
+            execute = dispatcher.execute
+            self._scheduler.run_batch(partial(execute, now), partial(execute, now, may_be_slow=True))
             if self._outcome.durable:
                 self._finish_batch(now)
             else:
@@ -304,8 +305,8 @@ class Pipeline:
             self._fail(error)
             return
         try:
-            if self._store.full is not self._dispatcher.store_full:
-                self._dispatcher.set_store_full(self._store.full)
+            if self._store.full is not self._dispatcher.limits.store_full:
+                self._dispatcher.limits.set_store_full(self._store.full)
             self._deliver()
         except Exception as defect:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(defect)

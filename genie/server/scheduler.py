@@ -62,9 +62,6 @@ that sends few commands is served while many others flood the server."""
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
 """Executes or rejects commands of a connection. Returns the item with which it has not finished; None: there is none."""
 
-ExecuteSlow = Callable[[Peer, Item], Item | None]
-"""Executes or rejects one slow command of a connection, or a slice of it. Returns it if slices are left."""
-
 ENDINGS = ""
 """The name under which the ends of sessions wait in the third queue. No principal has this name."""
 
@@ -166,7 +163,7 @@ class CommandScheduler:
         self._paused[connection] = None
         connection.pause_input()
 
-    def run_batch(self, execute: Execute, execute_slow: ExecuteSlow | None = None) -> None:
+    def run_batch(self, execute: Execute, execute_slow: Execute | None = None) -> None:
         """Run queued commands up to the limits of one batch: of light connections, of busy connections, and a slow command.
 
         Busy connections that had commands at the start of the batch get at least one turn. Without `execute_slow`,
@@ -273,7 +270,7 @@ class CommandScheduler:
             self.add_slow(connection, slow, items, size)
         return slow is not None
 
-    def _run_slow(self, execute_slow: ExecuteSlow) -> None:
+    def _run_slow(self, execute_slow: Execute) -> None:
         """Run the next slow command. Park the connections before it whose clients do not read."""
         while self.slow:
             principal = next(iter(self.slow))
@@ -287,7 +284,7 @@ class CommandScheduler:
                 continue
             items, count, size = connection.input_queue.popleft()
             item, started = next(items), self._clock()
-            unfinished = execute_slow(connection, item)
+            unfinished = execute_slow(connection, iter((item,)))
             if unfinished is not None:
                 connection.input_queue.appendleft((items, count - 1, size))
                 connection.input_queue.appendleft((iter((unfinished,)), 1, 0))

@@ -30,7 +30,7 @@ class Rejecter:
 
     def run_batch(self) -> None:
         """Reject queued commands for the time of one batch."""
-        self._scheduler.run_batch(self.reject, self._reject_one)
+        self._scheduler.run_batch(self.reject, self.reject)
 
     def reject(self, connection: Peer, items: Iterator[Item]) -> None:
         """Reject commands. The errors follow replies that wait for the batch in flight.
@@ -59,9 +59,6 @@ class Rejecter:
     def clear(self) -> None:
         """Drop all references to connections."""
         self.postponed.clear()
-
-    def _reject_one(self, connection: Peer, item: Item) -> None:
-        self.reject(connection, iter((item,)))
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
         """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.

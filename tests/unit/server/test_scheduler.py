@@ -267,8 +267,9 @@ class SlowSchedulerWithClock(SchedulerWithClock):
             self._execute(connection, iter((item,)))
         return None
 
-    def _execute_slow(self, connection: Peer, item: Item) -> Item | None:
+    def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
         """Execute a slow command, or a slice of `end N`, the end of a session: N slices are left."""
+        (item,) = items
         assert isinstance(item, bytes)
         name, _, left = item.decode().partition(" ")
         if not connection.closed or name != "slow":

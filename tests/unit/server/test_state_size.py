@@ -87,7 +87,7 @@ class Server:
         for item in items:
             unfinished = self.dispatcher.execute(self.now, peer, iter((item,)))  # type: ignore[arg-type]
             while unfinished is not None:
-                unfinished = self.dispatcher.execute_slow(self.now, peer, unfinished)
+                unfinished = self.dispatcher.execute(self.now, peer, iter((unfinished,)), may_be_slow=True)
         outcome = self.dispatcher.outcome
         for change in outcome.changes.values():
             if change is not None and not (isinstance(change, Request) and change.state.name == "ENDED"):
