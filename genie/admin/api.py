@@ -267,7 +267,7 @@ class Api:
         # The cache key contains the roles, so that a change of leadership invalidates the cached responses.
         key = "state", namespace, *((view.role, view.leader) for view in server.namespaces.values())
         body = await self._cache.get_or_compute(key, lambda: self._encode(views.state(server, namespace, self._budget)))
-        return await send(request, body)
+        return await self._send(request, body)
 
     async def waits(self, request: web.Request) -> web.StreamResponse:
         """Respond with the wait-for graph."""
@@ -329,7 +329,7 @@ class Api:
         if recorded is None:
             raise ApiError(404, "not-found", "the history is off: start the server with --history-dir DIRECTORY")
         response = await self._history_searches.find(recorded.directory, name)
-        return await send(request, await encode(response, self._budget))
+        return await self._send(request, await encode(response, self._budget))
 
     async def schema(self, request: web.Request) -> web.StreamResponse:
         """Respond with the OpenAPI document."""
@@ -414,10 +414,34 @@ class Api:
 
         body = await self._cache.get_or_compute((namespace, *key), compute)
         _manager_of_leader(view)  # raises if this server has lost the leadership in the meantime
-        return await send(request, body)
+        return await self._send(request, body)
 
     async def _encode(self, response: Awaitable[models.ApiModel]) -> Body:
         return await encode(await response, self._budget)
+
+    async def _send(self, request: web.Request, body: Body) -> web.StreamResponse:
+        """Send a response with status 200 in chunks.
+
+        The event loop serves other clients between two chunks. A client that does not read the response within
+        `SEND_TIMEOUT_S` is disconnected. Raises ApiError 503 if too many bytes are being sent.
+        """
+        if len(body) == 1:
+            (only_chunk,) = body
+            return web.Response(body=only_chunk, content_type=JSON)
+        response = web.StreamResponse(headers={"Content-Type": JSON})
+        response.content_length = sum(map(len, body))
+        with self._cache.sending(body):
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await response.prepare(request)
+                    for chunk in body:
+                        await response.write(chunk)
+                        await asyncio.sleep(0)
+                    await response.write_eof()
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
 
 
 def _manager_of_leader(view: NamespaceView) -> LockManager:
@@ -430,27 +454,3 @@ def _manager_of_leader(view: NamespaceView) -> LockManager:
         leader = "no leader is known" if view.leader is None else f"the leader is {view.leader}"
         raise ApiError(503, Code.UNAVAILABLE, f"this server is not the leader; {leader}", leader=view.leader)
     return manager
-
-
-async def send(request: web.Request, body: Body) -> web.StreamResponse:
-    """Send a response with status 200 in chunks.
-
-    The event loop serves other clients between two chunks. A client that does not read the response within
-    `SEND_TIMEOUT_S` is disconnected.
-    """
-    if len(body) == 1:
-        (only_chunk,) = body
-        return web.Response(body=only_chunk, content_type=JSON)
-    response = web.StreamResponse(headers={"Content-Type": JSON})
-    response.content_length = sum(map(len, body))
-    try:
-        async with asyncio.timeout(SEND_TIMEOUT_S):
-            await response.prepare(request)
-            for chunk in body:
-                await response.write(chunk)
-                await asyncio.sleep(0)
-            await response.write_eof()
-    except TimeoutError:
-        if request.transport is not None:
-            request.transport.abort()
-    return response

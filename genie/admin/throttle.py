@@ -7,7 +7,9 @@ loop serves other clients between two slices.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import msgspec
@@ -58,6 +60,12 @@ Body = tuple[bytes, ...]
 RESPONSE_TTL_S = 0.5
 """Time for which a response is served from the cache."""
 MAX_CACHED_RESPONSES = 16
+MAX_CACHED_BYTES: Final = 32 << 20
+"""Maximum bytes of all cached responses. The last one may exceed it."""
+MAX_SENT_BYTES: Final = 64 << 20
+"""Maximum bytes of the large responses that are being sent. Beyond it, large responses are rejected while others are sent."""
+LARGE_BYTES: Final = 1 << 20
+"""Bytes of a response from which on it is large. Smaller ones are bounded by the number of connections."""
 MAX_WAITING_REQUESTS = 64
 """Maximum number of requests that wait for a response. Further requests are rejected."""
 
@@ -83,6 +91,10 @@ class ResponseCache:
         """Number of requests that wait for a response, including the request whose response is being computed."""
         self._cached: dict[Hashable, CachedResponse] = {}
         """Responses by key, oldest first."""
+        self._clients: Counter[int] = Counter()
+        """Number of clients that are sent each large body, by the `id` of the body."""
+        self.sent_bytes = 0
+        """Bytes of the large bodies that are being sent, each counted once."""
 
     async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
         """Return the cached response for the key. If none is cached, compute and cache it.
@@ -106,12 +118,45 @@ class ResponseCache:
                 if key not in self._cached:
                     await self.budget.pause()
                     body = await compute()
-                    if len(self._cached) >= MAX_CACHED_RESPONSES:
-                        del self._cached[next(iter(self._cached))]  # the oldest response
+                    self._make_room(_size(body))
                     self._cached[key] = CachedResponse(asyncio.get_running_loop().time(), body)
                 return self._cached[key].body
         finally:
             self._waiting_count -= 1
+
+    def _make_room(self, size: int) -> None:
+        """Drop the oldest responses until another one with `size` bytes fits."""
+        cached = sum(_size(response.body) for response in self._cached.values())
+        while self._cached and (len(self._cached) >= MAX_CACHED_RESPONSES or cached + size > MAX_CACHED_BYTES):
+            cached -= _size(self._cached.pop(next(iter(self._cached))).body)
+
+    @contextmanager
+    def sending(self, body: Body) -> Iterator[None]:
+        """Count a body while it is sent to a client, which may read it slowly.
+
+        Raises ApiError 503 if the large bodies that are sent already have too many bytes.
+        """
+        key, size = id(body), _size(body)
+        if size < LARGE_BYTES:
+            yield
+            return
+        if key not in self._clients:
+            if self.sent_bytes and self.sent_bytes + size > MAX_SENT_BYTES:
+                message = f"responses of more than {MAX_SENT_BYTES} bytes are being sent; try again later"
+                raise ApiError(503, Code.TOO_MANY, message)
+            self.sent_bytes += size
+        self._clients[key] += 1
+        try:
+            yield
+        finally:
+            self._clients[key] -= 1
+            if not self._clients[key]:
+                del self._clients[key]
+                self.sent_bytes -= size
+
+
+def _size(body: Body) -> int:
+    return sum(map(len, body))
 
 
 # -- Chunked JSON encoding: a response may have several megabytes --------

@@ -10,7 +10,7 @@ NEVER = 2**62
 """The deadline of a request that waits without a time limit. Such a request is not added to `Deadlines`."""
 
 MAX_EMPTY_TICKS = 1024
-"""A sweep runs when the number of empty ticks exceeds the number of non-empty ticks by this many."""
+"""A sweep runs when the number of ticks exceeds twice the number after the last sweep by this many."""
 
 
 class Deadlines:
@@ -84,9 +84,10 @@ class Deadlines:
         return ids
 
     def _sweep(self) -> None:
-        """Drop all empty ticks."""
-        self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
-        self._sorted &= self._ticks.keys()
-        self._heap = list(self._ticks)
-        heapify(self._heap)
+        """Drop all empty ticks, if they are many. Otherwise a growing number of ids would copy all ticks, a million in 0.2 s."""
+        if 4 * sum(not ids for ids in self._ticks.values()) > len(self._ticks):
+            self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
+            self._sorted &= self._ticks.keys()
+            self._heap = list(self._ticks)
+            heapify(self._heap)
         self._sweep_threshold = 2 * len(self._ticks) + MAX_EMPTY_TICKS

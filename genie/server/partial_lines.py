@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import Protocol
 
 from genie.errors import Code, RequestRejected
@@ -10,6 +11,9 @@ from genie.observability.limited_log import log_limited
 
 MAX_LINE_AGE_S = 30.0
 """Maximum seconds from the first byte of a line to its last."""
+
+MAX_CLOSED = 100
+"""Maximum number of connections that are closed in one iteration of the event loop because of the age of their lines."""
 
 LOW_WATER_SHARE = 0.9
 """When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
@@ -85,7 +89,7 @@ class PartialLines:
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection, started_at in list(self._started_at.items()):
+        for connection, started_at in [*islice(self._started_at.items(), MAX_CLOSED)]:
             if started_at > now - MAX_LINE_AGE_S:
                 self._timer = loop.call_later(started_at + MAX_LINE_AGE_S - now, self._close_oldest)
                 return
@@ -95,8 +99,9 @@ class PartialLines:
                 continue
             reason = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
             self._close(connection, RequestRejected(Code.BAD_MESSAGE, reason))
-        if self._started_at:
-            self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
+        if self._started_at:  # the next ones, once other connections were served
+            soonest = next(iter(self._started_at.values()))
+            self._timer = loop.call_later(max(0.0, soonest + MAX_LINE_AGE_S - now), self._close_oldest)
 
     def _close(self, connection: LineOwner, rejection: RequestRejected) -> None:
         """Log the reason, and close a connection with an incomplete line."""

@@ -296,7 +296,7 @@ class CommandScheduler:
             if (now := self._clock()) - started >= QUANTUM_S:
                 self._record_overrun(connection, started, now)
             if connection.input_queue and unfinished is None:
-                self.light.append(connection)
+                (self.busy if connection.busy_until > now else self.light).append(connection)
             return
 
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:

@@ -9,6 +9,9 @@ from typing import Protocol
 MAX_STALL_S = 30.0
 """Maximum seconds in which a client with much unread output reads nothing."""
 
+MAX_CLOSED = 100
+"""Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing."""
+
 LOW_WATER_SHARE = 0.9
 """When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
 largest ones, which sorts all of them, runs rarely."""
@@ -106,10 +109,14 @@ class UnreadOutput:
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection, backlog in list(self._backlogs.items()):
+        stalled = []
+        for connection, backlog in self._backlogs.items():
             self._count_read(connection, backlog, now)
             if now - backlog.stalled_at >= MAX_STALL_S:
-                self._close(connection, f"nothing was read for {MAX_STALL_S:g} s")
+                stalled.append(connection)
+        for connection in stalled[:MAX_CLOSED]:
+            self._close(connection, f"nothing was read for {MAX_STALL_S:g} s")
         if self._backlogs:
             soonest = min(backlog.stalled_at for backlog in self._backlogs.values())
-            self._timer = loop.call_later(max(soonest + MAX_STALL_S - now, 1.0), self._close_stalled)
+            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(soonest + MAX_STALL_S - now, 1.0)
+            self._timer = loop.call_later(delay_s, self._close_stalled)

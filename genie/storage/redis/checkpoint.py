@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 
 from structlog.typing import FilteringBoundLogger
 
@@ -35,6 +35,8 @@ READ_BYTES = 128 << 10
 """About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes them."""
 PART_SIZE = 1_000
 """How many records one call writes or deletes. Limited, because Redis serves no other client during a call."""
+PART_BYTES = 1 << 20
+"""How many bytes of records one call writes. A last record may exceed it: a record has up to about a MiB."""
 
 
 class Checkpointer:
@@ -127,9 +129,8 @@ class Checkpointer:
 
     async def _write_parts(self, lines: list[bytes], last: Position, new: Checkpoint) -> bool:
         """Write changes to the state, then move the checkpoint; return whether Redis has accepted all of it."""
-        part_count = max(1, ceil(len(lines) / PART_SIZE))
-        for number in range(1, part_count + 1):
-            part = lines[(number - 1) * PART_SIZE : number * PART_SIZE]
+        parts = _parts(lines)
+        for number, part in enumerate(parts, 1):
             status = await self._keyspace.write_checkpoint(
                 last,
                 new,
@@ -137,7 +138,7 @@ class Checkpointer:
                 number,
                 [line for line in part if b" " not in line],
                 dict([line.split(b" ", 1) for line in part if b" " in line]),
-                is_last_part=number == part_count,
+                is_last_part=number == len(parts),
             )
             if status != b"ok":
                 self._last = None
@@ -183,3 +184,16 @@ class Checkpointer:
                     records = entry.records.items()
                     changes.update({int(id_): b"%b %b" % (id_, record) if record else id_ for id_, record in records})
         return changes
+
+
+def _parts(lines: list[bytes]) -> list[list[bytes]]:
+    """Return the lines in parts, at least one, of at most `PART_SIZE` lines and about `PART_BYTES` bytes."""
+    parts: list[list[bytes]] = [[]]
+    size = 0
+    for line in lines:
+        if len(parts[-1]) >= PART_SIZE or size >= PART_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(line)
+        size += len(line)
+    return parts

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from genie.errors import RequestRejected
-from genie.server.partial_lines import MAX_LINE_AGE_S, PartialLines
+from genie.server.partial_lines import MAX_CLOSED, MAX_LINE_AGE_S, PartialLines
 from genie.testing.simulation.loop import SimLoop
 
 
@@ -99,5 +99,21 @@ def test_a_line_does_not_age_while_reading_is_paused(loop: SimLoop) -> None:
         paused.reading_is_paused = False
         await paused.closed
         assert lines.bytes == 0
+
+    loop.run_until_complete(run())
+
+
+def test_many_lines_that_are_too_old_are_closed_in_several_iterations(loop: SimLoop) -> None:
+    async def run() -> None:
+        lines = PartialLines(1_000_000)
+        connections = connections_with(lines, *[1] * 350)
+        await connections[0].closed
+        counts = []
+        while lines.bytes:
+            counts.append(sum(connection.closed.done() for connection in connections))
+            await asyncio.sleep(0)
+        assert max(b - a for a, b in zip([0, *counts], [*counts, 350], strict=True)) <= MAX_CLOSED
+        assert asyncio.get_running_loop().time() == MAX_LINE_AGE_S
+        assert all(connection.closed.done() for connection in connections)
 
     loop.run_until_complete(run())

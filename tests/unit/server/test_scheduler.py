@@ -308,6 +308,17 @@ def test_commands_after_a_slow_one_wait_for_it() -> None:
     assert (simulated.scheduler.bytes, bool(simulated.scheduler)) == (0, False)
 
 
+def test_a_busy_connection_stays_busy_after_a_slow_command() -> None:
+    simulated = SlowSchedulerWithClock()
+    for name in ("a", "b"):
+        simulated.add_items(name, [b"slow 1", b"%s 1" % name.encode()], 10)
+    simulated.connections["a"].busy_until = simulated.now + 60
+    assert simulated.batch() == ["slow"]
+    simulated.add("other", 10.0)
+    assert simulated.batch() == ["other", "a", "slow"], "it has one turn, after those that are not busy"
+    assert simulated.batch() == ["b"]
+
+
 def test_a_slow_command_is_parked_while_its_client_does_not_read() -> None:
     simulated = SlowSchedulerWithClock(max_bytes=15)
     simulated.add_items("a", [b"slow 1", b"after 1"], 10)

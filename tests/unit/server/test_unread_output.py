@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from contextlib import ExitStack
 
@@ -69,6 +70,25 @@ def test_a_client_that_reads_nothing_is_closed_and_a_slow_one_is_not() -> None:
     with deterministic(loop, seed=1):
         loop.run_until_complete(main())
     loop.close()
+
+
+def test_many_clients_that_read_nothing_are_closed_in_several_iterations() -> None:
+    async def main() -> None:
+        output = UnreadOutput(1_000_000)
+        readers = [SlowReader(output) for _ in range(350)]
+        for reader in readers:
+            reader.receive(10)
+        await asyncio.sleep(unread_output.MAX_STALL_S)
+        counts = [0]
+        for _ in range(10):
+            counts.append(sum(bool(reader.reason) for reader in readers))
+            await asyncio.sleep(0)
+        assert max(b - a for a, b in itertools.pairwise(counts)) <= unread_output.MAX_CLOSED
+        assert (counts[-1], len(output), output.bytes) == (350, 0, 0)
+
+    loop = SimLoop()
+    loop.run_until_complete(main())
+    loop.finish()
 
 
 async def test_clients_that_do_not_read_cost_a_bounded_number_of_bytes() -> None:

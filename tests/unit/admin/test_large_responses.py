@@ -1,0 +1,48 @@
+"""The bytes of the responses that the admin port keeps in memory: cached ones, and those that clients read slowly."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+
+from genie.admin import throttle
+from genie.admin.models import ApiError
+from genie.admin.throttle import Body, ResponseCache, WorkBudget
+
+CHUNK = b"x" * (1 << 20)
+
+
+def body(mebibytes: int) -> Body:
+    return tuple(CHUNK for _ in range(mebibytes))
+
+
+async def test_the_bytes_of_cached_responses_are_bounded() -> None:
+    cache = ResponseCache(WorkBudget())
+    for number in range(8):
+
+        async def compute() -> Body:
+            return body(9)
+
+        await cache.get_or_compute(number, compute)
+        cached = sum(len(chunk) for response in cache._cached.values() for chunk in response.body)
+        assert 0 < cached <= throttle.MAX_CACHED_BYTES
+    assert 7 in cache._cached, "the last one"
+
+
+async def test_large_responses_that_are_sent_are_bounded_and_each_counts_once() -> None:
+    cache, large = ResponseCache(WorkBudget()), body(30)
+    with ExitStack() as clients:
+        for _ in range(5):
+            clients.enter_context(cache.sending(large))
+        clients.enter_context(cache.sending(body(30)))
+        with pytest.raises(ApiError) as rejection, cache.sending(body(30)):
+            pass
+        assert rejection.value.status == 503
+        for _ in range(5):
+            clients.enter_context(cache.sending(body(0)))
+        assert cache.sent_bytes == 60 << 20
+    assert cache.sent_bytes == 0
+    assert not cache._clients
+    with cache.sending(body(100)):
+        assert cache.sent_bytes == 100 << 20, "one is sent, however large it is"
