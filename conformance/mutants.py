@@ -545,7 +545,7 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "the end of a lock is no event",
         DISPATCHER,
-        '                    notifier.publish(request, "unlocked")',
+        '                    self.watch_events.publish(request, "unlocked")',
         "                    pass",
         source="watch",
     ),

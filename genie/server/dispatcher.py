@@ -59,6 +59,7 @@ from genie.server.sessions import (
 )
 from genie.server.state_size import StateSize
 from genie.server.takeovers import TAKEN_OVER, Takeovers
+from genie.server.watch_events import WatchEvents
 from genie.server.watches import WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
 
@@ -92,6 +93,9 @@ FIRST_BOUND_MS = BOUNDS_MS[0]
 SLOW_COMMANDS = frozenset((Inspect, Watch))
 """Commands whose work, and whose answer, grow with the state. At most one is executed in a batch."""
 
+WATCH_COMMANDS = frozenset((Watch, Unwatch))
+"""Commands that change the prefixes that a connection watches. They wait for the watch events of earlier changes."""
+
 _SERVER = build.description()
 _EXPIRE = Expire()
 
@@ -119,20 +123,20 @@ class Dispatcher:
         self.size = StateSize(manager, self.sessions, limits)
         self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
         self.outcome = outcome
-        self.notifier = Notifier(manager, self.sessions, self.size, self.watches, stats, outcome, recorder)
+        self.watch_events = WatchEvents(self.watches, outcome, manager.deadlines)
+        self.notifier = Notifier(manager, self.sessions, self.size, self.watch_events, stats, outcome, recorder)
         self.limits = RequestLimits(manager, self.size, limits)
         self._namespace = namespace
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
         self._ended = 0
         """Number of sessions that have expired in this batch, with their locks and retained replies."""
-        self._watched = self.watches.prefixes
-        """The watched prefixes: false if there are no watches."""
+        self._watched = self.watch_events.watched
         self._table, self._step, self._clock = manager.table, manager.step, time.monotonic
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Continue with grants, end requests whose deadline has passed, and sessions that were not resumed in time."""
+        """Continue with grants, end requests whose deadline has passed, and sessions that were not resumed, send watch events."""
         if self.manager.pending_grants:
             self.notifier.handle_events(self._step(core.Continue(), now), now)
         self.notifier.handle_events(self._step(_EXPIRE, now), now)
@@ -141,6 +145,8 @@ class Dispatcher:
             self._ended += 1 + len(session.retained_replies or ())
             if not self._end_session(session, now) or self._ended >= MAX_EXPIRED_SESSIONS:
                 break  # the others, and the rest of this one, end in the next batch, because their deadline has passed
+        if self.watch_events.waiting:
+            self.watch_events.send_waiting()  # last, because it may set `soonest`, which the search for deadlines sets, too
 
     def recover(self, replies: Iterable[RetainedReply], now: float) -> None:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
@@ -163,6 +169,7 @@ class Dispatcher:
     def dispose(self) -> None:
         """Break all reference cycles, so that the state is freed without the garbage collector."""
         self.watches.dispose()
+        self.watch_events.clear()
         self.size.dispose()
         self.outcome.clear()
         self.sessions.dispose()
@@ -244,7 +251,7 @@ class Dispatcher:
                     outcome.changes[command.id] = command
                 outbox.append(granted(command, session.quiet))
                 if self._watched:
-                    notifier.publish(command, "locked")
+                    self.watch_events.publish(command, "locked")
             elif type(command) is Release:
                 request, events = manager.release_if_uncontended(command.id, session), None
                 if request is None:
@@ -281,7 +288,7 @@ class Dispatcher:
                     outcome.changes[request.id] = change
                 outbox.append(success(request.id, command.ref))
                 if self._watched and request.fence:
-                    notifier.publish(request, "unlocked")
+                    self.watch_events.publish(request, "unlocked")
                 if events is not None:
                     if len(events) > 1:  # the release granted waiting requests
                         notifier.handle_events(events[1:], now, connection)
@@ -333,6 +340,8 @@ class Dispatcher:
             return True
         elif type(command) in SLOW_COMMANDS and connection.closed:
             pass  # no client reads the answer
+        elif type(command) in WATCH_COMMANDS and self.watch_events.waiting:
+            return True  # the events that wait are for the watches of their time
         elif type(command) is Inspect:
             self._inspect(now, connection, command)
         elif type(command) is Watch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from math import ceil, inf
 
 from genie.core import LockManager
@@ -11,16 +11,22 @@ from genie.core.deadlines import Deadlines
 
 
 class ExpiryTimer:
-    """Fires at the earliest deadline, and at once if grants are pending. `clock` returns the lock manager's time in ms."""
+    """Fires at the earliest deadline, and at once if grants are pending, or if there are `waiting` watch events.
 
-    __slots__ = ("_clock", "_loop", "_manager", "_timer", "at", "request_deadlines", "session_deadlines")
+    `clock` returns the lock manager's time in ms.
+    """
 
-    def __init__(self, manager: LockManager, session_deadlines: Deadlines, clock: Callable[[], float]) -> None:
+    __slots__ = ("_clock", "_loop", "_manager", "_timer", "_waiting", "at", "request_deadlines", "session_deadlines")
+
+    def __init__(
+        self, manager: LockManager, session_deadlines: Deadlines, waiting: Sized, clock: Callable[[], float]
+    ) -> None:
         self.request_deadlines = manager.deadlines
         self.session_deadlines = session_deadlines
         self.at = inf
         """The lock manager's time (ms) at which the timer fires."""
         self._manager = manager
+        self._waiting = waiting
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -31,7 +37,7 @@ class ExpiryTimer:
         The timer is not cancelled when a request ends before its deadline: it then fires and finds nothing to expire.
         """
         deadline = min(self.request_deadlines.next, self.session_deadlines.next)
-        if self._manager.pending_grants:
+        if self._manager.pending_grants or self._waiting:
             deadline = 0.0
         if deadline < self.at:
             self.cancel()

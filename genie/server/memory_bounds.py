@@ -29,6 +29,7 @@ from genie.server.sessions import (
 )
 from genie.server.state_size import WATCH_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
+from genie.server.watch_events import MAX_WAITING_BYTES
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -101,6 +102,7 @@ def memory_bounds(settings: Settings) -> list[Bound]:
         Bound("bytes of locks, waits, sessions, watches", "max_state", limits.max_state, 1, per_namespace=True),
         Bound("retained replies of sessions", None, MAX_RETAINED_REPLIES_TOTAL, REPLY_BYTES, per_namespace=True),
         Bound("retained replies without a session", None, MAX_RETAINED_REPLIES_TOTAL, ENDED_REQUEST_BYTES, per_namespace=True),
+        Bound("bytes of requests with unsent events", None, MAX_WAITING_BYTES, 1, per_namespace=True),
         Bound("ended ids", None, 2 * RECENT_OUTCOMES, OUTCOME_BYTES, per_namespace=True),
     ]  # fmt: skip
     if settings.lock_order == "on":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genie import core
@@ -15,15 +15,11 @@ from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
 from genie.server.sessions import MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable, fingerprint
 from genie.server.state_size import StateSize
-from genie.server.watches import WatchRegistry
+from genie.server.watch_events import WatchEvents
 from genie.storage.store import Change, RetainedReply, is_stored
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
-
-
-MAX_JOINED_BYTES = 64 << 10
-"""Bytes of events that are sent to a watcher together. The last event may exceed it."""
 
 
 class Notifier:
@@ -38,7 +34,7 @@ class Notifier:
         manager: LockManager,
         sessions: SessionTable,
         size: StateSize,
-        watches: WatchRegistry,
+        watch_events: WatchEvents,
         stats: Stats,
         outcome: BatchOutcome,
         recorder: Recorder | None,
@@ -49,7 +45,8 @@ class Notifier:
         self.sessions = sessions
         self.size = size
         self._charges = size.requests
-        self.watches = watches
+        self.watch_events = watch_events
+        self._watched = watch_events.watched
         self.recorder = recorder
         """Records the history; None if it is not recorded."""
 
@@ -72,38 +69,6 @@ class Notifier:
             connection.flush()
         else:
             connection.has_reply = True
-
-    def publish(self, request: Request, state: str) -> None:
-        """Send a watch event to the watchers of each resource of a request. `state` is `locked` or `unlocked`.
-
-        The events of resources with the same watchers are sent together: a request has up to 1,024 resources, and each may
-        have thousands of watchers.
-        """
-        watches = self.watches
-        events: dict[tuple[str, ...], list[bytes]] = {}
-        for name, exclusive in request.modes():
-            prefixes = watches.matching_prefixes(name)
-            if prefixes:
-                events.setdefault(prefixes, []).append(replies.event(request, name, exclusive, state))
-        for prefixes, messages in events.items():
-            if len(messages) == 1:
-                self._send_events(prefixes, messages[0])
-            else:
-                for joined in _joined(messages):
-                    self._send_events(prefixes, joined)
-
-    def _send_events(self, prefixes: tuple[str, ...], events: bytes) -> None:
-        """Send encoded events to the watchers of prefixes.
-
-        A watcher with too many unread bytes is sent `lagged` instead, and all its watches end.
-        """
-        watches = self.watches
-        for connection in watches.watchers(prefixes):
-            if watches.is_lagging(connection):
-                watches.remove_all(connection)
-                self.outcome.send(connection, replies.LAGGED)
-            elif not connection.closed:
-                self.outcome.send_event(connection, events)
 
     # -- events of the lock manager -----------------------------------------------------------------------
 
@@ -176,8 +141,8 @@ class Notifier:
                     else replies.locked_after_wait(request, *first_blockers)
                 )
                 self.outcome.granted.append(connection)
-        if self.watches.prefixes:
-            self.publish(request, "locked")
+        if self._watched:
+            self.watch_events.publish(request, "locked")
 
     def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
         """Send `queued` and `locked` for a request with `anyOf`, which is granted immediately."""
@@ -190,8 +155,8 @@ class Notifier:
         if request.ref is None or not session.quiet:
             self.outcome.send(requester, replies.queued(request))
         self.outcome.send(requester, replies.taken(request))
-        if self.watches.prefixes:
-            self.publish(request, "locked")
+        if self._watched:
+            self.watch_events.publish(request, "locked")
 
     def on_released(self, event: Released, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `released` to the requester, and to the connection of the ended request if that is another connection.
@@ -215,8 +180,8 @@ class Notifier:
             self.outcome.send(session.connection, message)
         if requester is not None:
             self.outcome.send(requester, replies.released(event, now, ref, _visible_prefixes(requester)))
-        if self.watches.prefixes and request.fence:
-            self.publish(request, "unlocked")
+        if self._watched and request.fence:
+            self.watch_events.publish(request, "unlocked")
 
     def _end(self, request: Request, reason: core.Reason, message: bytes, now: float) -> None:
         """Remove an ended request from its session, and from the store if it may have a record there.
@@ -353,20 +318,6 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
     core.UnknownId: Notifier.on_unknown_id,
     core.NotHeld: Notifier.on_not_held,
 }
-
-
-def _joined(messages: list[bytes]) -> Iterator[bytes]:
-    """Join messages, in order, to few that have about `MAX_JOINED_BYTES` each."""
-    part: list[bytes] = []
-    size = 0
-    for message in messages:
-        part.append(message)
-        size += len(message)
-        if size >= MAX_JOINED_BYTES:
-            yield b"".join(part)
-            part, size = [], 0
-    if part:
-        yield b"".join(part)
 
 
 def _visible_prefixes(connection: Outbound | None) -> tuple[str, ...] | None:

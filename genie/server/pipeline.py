@@ -109,7 +109,9 @@ class Pipeline:
         self._commits = Commits(store, manager, stats, lease_s=lease_s, store_timeout_s=store_timeout_s)
         self._ticker = self._loop.call_later(self._commits.tick_s, self._on_tick) if store.durable else None
         """Checks the commits at intervals: a timer for each commit would cost more than the commit (measured)."""
-        self._expiry = ExpiryTimer(manager, self._dispatcher.sessions.deadlines, clock)
+        self._expiry = ExpiryTimer(
+            manager, self._dispatcher.sessions.deadlines, self._dispatcher.watch_events.waiting, clock
+        )
         self._is_expiry_due = False
         """Whether a deadline has passed, so that the next batch ends requests or sessions."""
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.lock_table import LockTable
@@ -39,37 +39,58 @@ class WatchRegistry:
         self._size = size
         self._max_unread_bytes = max_unread_bytes
         self.prefixes: dict[str, dict[Outbound, None]] = {}
-        """Watchers by prefix; each inner dict is an ordered set. The dispatcher keeps a reference to this dict."""
-        self._lengths: tuple[int, ...] = ()
-        """The distinct lengths of all watched prefixes."""
+        """Watchers by prefix; each inner dict is an ordered set. A connection that watches a prefix of a prefix is only among
+        the watchers of the shorter one, so at most one of the prefixes of a name has it. The dispatcher keeps a reference to
+        this dict."""
+        self.lengths: dict[int, int] = {}
+        """The number of prefixes in `prefixes` by their length."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
-        """The watched prefixes by connection."""
+        """All watched prefixes by connection."""
 
     def add(self, connection: Outbound, prefix: str) -> str:
         """Add a watch. Return why it was not added: there are too many, or no memory for it; an empty text if it was added."""
         watched = self.prefixes_of(connection)
-        if prefix not in watched and len(watched) >= MAX_WATCHES:
+        if prefix in watched:
+            return ""
+        if len(watched) >= MAX_WATCHES:
             return f"too many prefixes: this connection already watches {MAX_WATCHES}"
         reason = self._size.charge_watch(connection, prefix)
         if not reason:
+            if not any(map(prefix.startswith, watched)):
+                for longer in watched:
+                    if longer.startswith(prefix):
+                        self._remove(connection, longer)
+                self._add(connection, prefix)
             self._prefixes_of.setdefault(connection, set()).add(prefix)
-            self.prefixes.setdefault(prefix, {})[connection] = None
-            self._update_lengths()
         return reason
 
     def remove(self, connection: Outbound, prefix: str) -> None:
         """End a watch, if there is one."""
         watched = self._prefixes_of.get(connection)
-        if watched is not None and prefix in watched:
-            watched.discard(prefix)
-            self._remove(connection, prefix)
-            if not watched:
-                del self._prefixes_of[connection]
+        if watched is None or prefix not in watched:
+            return
+        watched.discard(prefix)
+        self._size.credit_watch(connection, prefix)
+        if self._remove(connection, prefix):
+            last: str | None = None
+            for longer in sorted(
+                other for other in watched if other.startswith(prefix)
+            ):  # a prefix is before what it begins
+                if last is None or not longer.startswith(last):
+                    self._add(connection, longer)
+                    last = longer
+        if not watched:
+            del self._prefixes_of[connection]
 
     def remove_all(self, connection: Outbound) -> None:
         """End all watches of a connection."""
         for prefix in self._prefixes_of.pop(connection, ()):
+            self._size.credit_watch(connection, prefix)
             self._remove(connection, prefix)
+
+    def connections(self) -> list[Outbound]:
+        """Return all connections that watch."""
+        return [*self._prefixes_of]
 
     def prefixes_of(self, connection: Outbound) -> set[str]:
         """Return the prefixes that a connection watches."""
@@ -78,14 +99,7 @@ class WatchRegistry:
     def matching_prefixes(self, name: str) -> tuple[str, ...]:
         """Return the watched prefixes of `name`."""
         watched, size = self.prefixes, len(name)
-        return tuple([name[:length] for length in self._lengths if length <= size and name[:length] in watched])
-
-    def watchers(self, prefixes: tuple[str, ...]) -> Iterable[Outbound]:
-        """Return the connections that watch any of the prefixes, each connection once. The result may be changed."""
-        watchers: dict[Outbound, None] = {}
-        for prefix in prefixes:
-            watchers |= self.prefixes.get(prefix, {})
-        return watchers
+        return tuple([name[:length] for length in self.lengths if length <= size and name[:length] in watched])
 
     def is_lagging(self, connection: Outbound) -> bool:
         """Return whether a watcher has too much unread to be sent another event."""
@@ -130,14 +144,24 @@ class WatchRegistry:
                 exclusive = resource.exclusive_count > 0 if same_mode else holder.is_exclusive(name)
                 yield replies.watching_row(holder, name, exclusive)
 
-    def _remove(self, connection: Outbound, prefix: str) -> None:
-        """Remove a connection from the watchers of a prefix, and the prefix if it has no watchers left."""
-        self._size.credit_watch(connection, prefix)
-        watchers = self.prefixes[prefix]
+    def _add(self, connection: Outbound, prefix: str) -> None:
+        """Add a connection to the watchers of a prefix."""
+        watchers = self.prefixes.get(prefix)
+        if watchers is None:
+            watchers = self.prefixes[prefix] = {}
+            self.lengths[len(prefix)] = self.lengths.get(len(prefix), 0) + 1
+        watchers[connection] = None
+
+    def _remove(self, connection: Outbound, prefix: str) -> bool:
+        """Remove a connection from the watchers of a prefix, and the prefix if it has none left. Return whether it was one."""
+        watchers = self.prefixes.get(prefix, {})
+        if connection not in watchers:
+            return False
         del watchers[connection]
         if not watchers:
             del self.prefixes[prefix]
-            self._update_lengths()
-
-    def _update_lengths(self) -> None:
-        self._lengths = tuple({len(prefix) for prefix in self.prefixes})
+            length = len(prefix)
+            self.lengths[length] -= 1
+            if not self.lengths[length]:
+                del self.lengths[length]
+        return True

@@ -143,7 +143,7 @@ class Server:
             if request.principal is not None:
                 shares[request.principal] = shares.get(request.principal, 0) + share
         watches = self.dispatcher.watches
-        prefixes = {(peer, prefix) for prefix, peers in watches.prefixes.items() for peer in peers}
+        prefixes = {(peer, prefix) for peer, prefixes in watches._prefixes_of.items() for prefix in prefixes}
         assert size.watches.keys() == prefixes
         for charge in size.watches.values():
             excess += charge.excess

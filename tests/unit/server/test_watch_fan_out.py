@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 
+from genie.config import Limits
+from genie.core import LockManager
 from genie.protocol.resources import MAX_RESOURCES
-from genie.server import notifier, pipeline
+from genie.server import pipeline, watch_events
 from genie.server.connection import Connection
 from genie.server.outcome import BatchOutcome
+from genie.server.peer import Peer
+from genie.server.sessions import SessionTable
+from genie.server.state_size import StateSize
+from genie.server.watches import WatchRegistry
 from support.core.sliced_pipeline import Client, World
 
 WATCHERS = 50
@@ -58,7 +67,7 @@ async def test_the_events_of_a_request_are_few_messages(world: World, sent: list
     await world.settle()
     holder.send("release", id=next(iter(world.table.held)))
     await world.settle()
-    assert len(sent) <= 2 * WATCHERS * (2 + sum(map(len, set(sent))) // notifier.MAX_JOINED_BYTES)
+    assert len(sent) <= 2 * WATCHERS * (2 + sum(map(len, set(sent))) // watch_events.MAX_JOINED_BYTES)
     for client in watching:
         received = await events(world, client)
         assert len(received) == 2 * MAX_RESOURCES
@@ -71,14 +80,14 @@ async def test_the_events_of_long_names_are_split(world: World, sent: list[bytes
     await world.settle()
     holder.lock(*(f"{each:0500}" for each in range(MAX_RESOURCES)))
     assert len(await events(world, watching)) == MAX_RESOURCES
-    assert max(map(len, sent)) < notifier.MAX_JOINED_BYTES + 1_000
+    assert max(map(len, sent)) < watch_events.MAX_JOINED_BYTES + 1_000
     assert len(sent) > 1
 
 
 async def test_lagged_is_the_last_event_of_a_request_and_sent_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notifier, "MAX_JOINED_BYTES", 1_000)
+    monkeypatch.setattr(watch_events, "MAX_JOINED_BYTES", 1_000)
     (watching,), holder = watchers(world, "", "a", number=1), Client(world)
     await world.settle()
     world.pipeline._dispatcher.watches._max_unread_bytes = 3_000
@@ -113,3 +122,152 @@ async def test_watchers_are_flushed_in_slices(
     assert max(flushed) <= 2 * 12
     for client in watching:
         assert await events(world, client) == [("locked", "a")]
+
+
+# -- steps ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="steps")
+def _steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Few steps in an iteration of the event loop. The result has the sent events and the lookups of each iteration."""
+    monkeypatch.setattr(watch_events, "MAX_STEPS", 200)
+    monkeypatch.setattr(watch_events, "SLICE", 20)
+    steps = [0]
+    send_event, matching = BatchOutcome.send_event, WatchRegistry.matching_prefixes
+
+    def send(outcome: BatchOutcome, connection: Any, message: bytes) -> None:
+        steps[-1] += 1
+        send_event(outcome, connection, message)
+
+    def match(watches: WatchRegistry, name: str) -> tuple[str, ...]:
+        steps[-1] += len(watches.lengths)
+        return matching(watches, name)
+
+    monkeypatch.setattr(BatchOutcome, "send_event", send)
+    monkeypatch.setattr(WatchRegistry, "matching_prefixes", match)
+    return steps
+
+
+async def iterate(world: World, steps: list[int]) -> None:
+    """Run the event loop until no events wait."""
+    for _ in range(10_000):
+        steps.append(0)
+        await asyncio.sleep(0)
+        assert len(waiting_events(world).waiting) < 50
+        if not (waiting_events(world).waiting or world.pipeline._scheduler or world.pipeline._commits.in_flight):
+            return
+    raise AssertionError("events wait for ever")
+
+
+def waiting_events(world: World) -> watch_events.WatchEvents:
+    return world.pipeline._dispatcher.watch_events
+
+
+async def test_the_events_of_a_request_are_sent_in_several_iterations(steps: list[int], world: World) -> None:
+    """Each name has other watchers. In the end nothing is held, so that nothing but the events sets the timer."""
+    watching, holder = watchers(world, "", "a", "a/"), Client(world)
+    for number in range(10):
+        for client in watching[number::10]:
+            client.send("watch", prefix=f"b/{number}")
+    for each in watching:
+        each.send("unwatch", prefix="")
+    await iterate(world, steps)
+    names = [f"{'ab'[each % 2]}/{each % 10}{each}" for each in range(100)]
+    del steps[:]
+    steps.append(0)
+    holder.lock(*names)
+    holder.send("release", id=1)
+    await iterate(world, steps)
+    assert sum(map(bool, steps)) > 3
+    assert max(steps) <= 2 * 200 + 20 + len(watching)
+    for number, client in enumerate(watching):
+        expected = [name for name in names if name.startswith(("a", f"b/{number % 10}"))]
+        received = await events(world, client)
+        assert len(received) == 2 * len(expected)
+        assert set(received[: len(expected)]) == {("locked", name) for name in expected}
+        assert set(received[len(expected) :]) == {("unlocked", name) for name in expected}
+
+
+async def test_the_lookups_for_long_names_are_bounded(steps: list[int], world: World) -> None:
+    (watching,), holder = watchers(world, number=1), Client(world)
+    for length in range(90):
+        watching.send("watch", prefix="x" * length + "y")
+    watching.send("watch", prefix="x" * 100)
+    await iterate(world, steps)
+    del steps[:]
+    steps.append(0)
+    names = ["x" * 100 + f"{each}" for each in range(100)]
+    holder.lock(*names)
+    await iterate(world, steps)
+    assert sum(steps) > 9_000
+    assert max(steps) <= 2 * 200 + 20 + 91
+    assert len(await events(world, watching)) == 100
+
+
+async def test_a_watch_waits_for_the_events_of_earlier_changes(steps: list[int], world: World) -> None:
+    watching, holder, late = watchers(world, "", number=1_000), Client(world), Client(world)
+    late.send("watch", prefix="z")
+    await iterate(world, steps)
+    holder.lock("a")
+    late.send("watch", prefix="")
+    late.send("unwatch", prefix="z")
+    late.send("ping")
+    assert waiting_events(world).waiting
+    await iterate(world, steps)
+    await world.settle()
+    assert await events(world, late) == []
+    assert late.commands() == ["watching", "watching", "unwatched", "pong"]
+    assert [row["resource"] for row in late.received[1]["payload"]["held"]] == ["a"]
+    for client in watching:
+        assert await events(world, client) == [("locked", "a")]
+
+
+async def test_watchers_lag_if_too_many_events_wait(
+    steps: list[int], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_events, "MAX_WAITING_BYTES", 100_000)
+    watching, holder = watchers(world, "", "a", number=500), Client(world)
+    await iterate(world, steps)
+    for id_ in range(1, 201):
+        holder.lock("a")
+        holder.send("release", id=id_)
+    await iterate(world, steps)
+    for client in watching:
+        received = await events(world, client)
+        assert received.count(("lagged", None)) == 1
+        assert received[-1] == ("lagged", None)
+    watches = world.pipeline._dispatcher.watches
+    assert not any((watches.prefixes, watches.lengths, watches.connections(), world.pipeline._dispatcher.size.watches))
+    watching[0].send("watch", prefix="")
+    await iterate(world, steps)
+    holder.lock("b")
+    assert (await events(world, watching[0]))[-1] == ("locked", "b")
+
+
+def test_each_event_is_for_the_connections_that_watch_any_prefix_of_its_name() -> None:
+    """Whatever is watched and ended, an event has each watcher once, and the lengths are those of the prefixes."""
+    chance = random.Random(5)  # noqa: S311
+    watches = WatchRegistry(LockManager().table, StateSize(LockManager(), SessionTable(), Limits()), 1 << 20)
+    clients: list[Any] = [Peer() for _ in range(4)]
+    watched: dict[int, set[str]] = {number: set() for number in range(len(clients))}
+    names = ["".join(name) for size in range(4) for name in itertools.product("ab", repeat=size)]
+    for _ in range(3_000):
+        number, prefix = chance.randrange(len(clients)), chance.choice(names)
+        action = chance.choice(["add", "add", "remove", "remove_all"] if chance.random() < 0.1 else ["add", "remove"])
+        if action == "add":
+            watches.add(clients[number], prefix)
+            watched[number].add(prefix)
+        elif action == "remove":
+            watches.remove(clients[number], prefix)
+            watched[number].discard(prefix)
+        else:
+            watches.remove_all(clients[number])
+            watched[number].clear()
+        name = chance.choice(names) + "x"
+        found = [each for prefix in watches.matching_prefixes(name) for each in watches.prefixes[prefix]]
+        expected = [clients[number] for number, of in watched.items() if name.startswith(tuple(of))]
+        assert sorted(map(id, found)) == sorted(map(id, expected))
+        assert watches.lengths == Counter(map(len, watches.prefixes))
+        assert {id(each): watches.prefixes_of(each) for each in clients} == {
+            id(clients[number]): of for number, of in watched.items()
+        }

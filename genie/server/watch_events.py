@@ -1,0 +1,163 @@
+"""Sends the events of locks to their watchers, a bounded number of steps at a time.
+
+One request has up to 1,024 resources, each of them up to 512 watched prefixes, and each prefix thousands of watchers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from genie.core import Request
+from genie.core.deadlines import Deadlines
+from genie.core.size import NAME_BYTES, REQUEST_BYTES, excess_bytes
+from genie.protocol import replies
+from genie.server.outcome import BatchOutcome
+from genie.server.sessions import Outbound
+from genie.server.watches import WatchRegistry
+
+MAX_JOINED_BYTES: Final = 64 << 10
+"""Bytes of events that are sent to a watcher together. The last event may exceed it."""
+
+MAX_STEPS: Final = 5_000
+"""Number of steps, a few ms, after which the other events wait for the next iteration of the event loop. A step looks for the
+watchers of a prefix of a name, or adds events to the output of a watcher. The last slice may exceed it."""
+
+SLICE: Final = 500
+"""Number of steps after which the sending of an event can be interrupted."""
+
+MAX_WAITING_BYTES: Final = 16 << 20
+"""Bytes of the requests whose events have waited since the last time at which none waited. Beyond it, the watchers are lagging.
+So events do not wait for ever, and their memory is bounded."""
+
+EVENT_FACTOR: Final = 2
+"""How much more memory a request whose events wait takes than its texts: the events are encoded."""
+
+
+class WatchEvents:
+    """Sends watch events in the order of the changes.
+
+    While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop, and must not change
+    the prefixes that a connection watches, except if all its watches end. `deadlines.soonest` becomes 0 when there is work.
+    """
+
+    def __init__(self, watches: WatchRegistry, outcome: BatchOutcome, deadlines: Deadlines) -> None:
+        self._watches = watches
+        self.watched = watches.prefixes
+        """The watched prefixes: false if there are no watches, so that `publish` need not be called."""
+        self._outcome = outcome
+        self._deadlines = deadlines
+        self.waiting: deque[Iterator[int]] = deque()
+        """What is still to be sent: iterators that send a slice with each item, the number of its steps."""
+        self._waiting_bytes = 0
+        self._steps = MAX_STEPS
+        """Steps that are left until `send_waiting` is called."""
+
+    def publish(self, request: Request, state: str) -> None:
+        """Send a watch event to the watchers of each resource of a request. `state` is `locked` or `unlocked`.
+
+        The events of resources with the same watchers are sent together.
+        """
+        events = self._publish(request, state)
+        if self.waiting:
+            names = len(request.exclusive) + len(request.shared)
+            self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (names * NAME_BYTES + excess_bytes(request))
+            if self._waiting_bytes > MAX_WAITING_BYTES:
+                events = self._end_all(self._watches.connections())
+                self.waiting.clear()
+                self._waiting_bytes = 0
+            self.waiting.append(events)
+        elif not self._run(events):
+            self.waiting.append(events)
+
+    def send_waiting(self) -> None:
+        """Send the events that wait, up to `MAX_STEPS`."""
+        self._steps = MAX_STEPS
+        while self.waiting and self._run(self.waiting[0]):
+            self.waiting.popleft()
+        if not self.waiting:
+            self._waiting_bytes = 0
+
+    def clear(self) -> None:
+        """Drop all references to connections."""
+        self.waiting.clear()
+
+    def _run(self, events: Iterator[int]) -> bool:
+        """Send slices until none is left, or `MAX_STEPS` are reached. Return whether none is left."""
+        for steps in events:
+            self._steps -= steps
+            if self._steps <= 0:
+                self._deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
+                return False
+        return True
+
+    def _publish(self, request: Request, state: str) -> Iterator[int]:
+        """Send the events of a request. Yields the steps of each slice."""
+        watches, lookups = self._watches, len(self._watches.lengths)
+        groups: dict[tuple[str, ...], list[bytes]] = {}
+        steps = 0
+        for name, exclusive in request.modes():
+            prefixes = watches.matching_prefixes(name)
+            if prefixes:
+                groups.setdefault(prefixes, []).append(replies.event(request, name, exclusive, state))
+            steps += 1 + lookups
+            if steps >= SLICE:
+                yield steps
+                steps = 0
+        for prefixes, messages in groups.items():
+            for joined in messages if len(messages) == 1 else _joined(messages):
+                for prefix in prefixes:
+                    yield from self._send(prefix, joined, steps)
+                    steps = 0
+        if steps:
+            yield steps
+
+    def _send(self, prefix: str, events: bytes, steps: int) -> Iterator[int]:
+        """Send encoded events to the watchers of a prefix. Yields the steps of each slice; `steps` are those of the caller."""
+        watchers = self._watches.prefixes.get(prefix, {})
+        is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
+        for connection in [*watchers]:
+            if connection not in watchers or connection.closed:
+                pass  # its watches have ended meanwhile
+            elif is_lagging(connection):
+                self._end(connection)
+            else:
+                send_event(connection, events)
+            steps += 1
+            if steps >= SLICE:
+                yield steps
+                steps = 0
+        yield steps
+
+    def _end(self, connection: Outbound) -> None:
+        """Send `lagged` to a watcher instead of the next events, and end its watches."""
+        self._watches.remove_all(connection)
+        self._outcome.send(connection, replies.LAGGED)
+
+    def _end_all(self, connections: Iterable[Outbound]) -> Iterator[int]:
+        """End the watches of all watchers. Yields the steps of each slice."""
+        steps = 0
+        for connection in connections:
+            watched = len(self._watches.prefixes_of(connection))
+            steps += 1 + watched
+            if watched:
+                self._end(connection)
+            if steps >= SLICE:
+                yield steps
+                steps = 0
+        yield steps
+
+
+def _joined(messages: list[bytes]) -> Iterator[bytes]:
+    """Join messages, in order, to few that have about `MAX_JOINED_BYTES` each."""
+    part: list[bytes] = []
+    size = 0
+    for message in messages:
+        part.append(message)
+        size += len(message)
+        if size >= MAX_JOINED_BYTES:
+            yield b"".join(part)
+            part, size = [], 0
+    if part:
+        yield b"".join(part)
