@@ -10,7 +10,7 @@ PROJECTS     := pyproject.toml applications/tokens/pyproject.toml applications/l
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go typescript npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -19,10 +19,10 @@ serve: $(VENV)/.installed
 check: $(VENV)/.tested lint
 	$(BIN)/python -m pytest --no-servers
 
-# All tests, with three processes, because most tests wait. In the order of collection, which has the quick
+# All tests, with four processes, because most tests wait. In the order of collection, which has the quick
 # files last, so that no long file is left to the end.
 test: announcement $(VENV)/.tested deploy-tools programs redis postgres mariadb chromium lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # The tests of one application.
 test-tokens: $(VENV)/.tested redis postgres
@@ -37,8 +37,11 @@ FAULTS_S ?= 15
 clients: clients-typescript clients-go
 
 # The commands run one after the other: the tests start servers of their own.
-clients-typescript: $(VENV)/.tested redis node
-	cd clients/typescript && npm ci --no-audit --no-fund && npm test && node build/conformance/run.js && node build/examples/bank-faults.js --seconds $(FAULTS_S)
+clients-typescript: $(VENV)/.tested redis typescript
+	cd clients/typescript && node --test build/test/*.test.js && node build/conformance/run.js && node build/examples/bank-faults.js --seconds $(FAULTS_S)
+
+typescript: node
+	cd clients/typescript && npm ci --no-audit --no-fund && npm run build:all
 
 # The package of the TypeScript client, as it is published.
 npm: node

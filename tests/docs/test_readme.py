@@ -26,7 +26,7 @@ def test_two_commands_do_the_set_up_before_any_package_index_is_named() -> None:
 
 
 def test_the_commands_of_ci_are_in_the_readme() -> None:
-    commands = re.findall(r"^make (?:--\S+ )*(test|clients)\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    commands = re.findall(r"^make .*\b(test|clients)\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     assert sorted(commands) == ["clients", "test"]
     assert all(f"`make {command}`" in section("Install") for command in commands)
 

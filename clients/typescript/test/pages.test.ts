@@ -39,10 +39,10 @@ const pages = readdirSync(RECIPES).filter((page) => !WITHOUT_TYPESCRIPT.includes
 const recipes = new Map(pages.map((page) => [page, programs(join(RECIPES, page), page.replace('.md', ''))]));
 const all = [...recipes.values()].flat();
 
-/** In the shown lines, `…` stands for any text, and an id for any id. */
+/** In the shown lines, `…` stands for any text, and an id or a fence for any. */
 function pattern(output: string): RegExp {
   const escaped = output.replace(/[.*+?^${}()|[\]\\]/g, '\\$&');
-  return new RegExp(`^${escaped.replace(/…/g, '.*').replace(/\b1790000000\d{6}\b/g, '\\d{16}')}$`);
+  return new RegExp(`^${escaped.replace(/…/g, '.*').replace(/\b1790000000\d{6}\b|(?<=fence )\d+/g, '\\d+')}$`);
 }
 
 before(() => {
