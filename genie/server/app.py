@@ -349,16 +349,13 @@ class Server:
         if settings.slow_wait != previous.slow_wait:
             for namespace in self.namespaces.values():
                 namespace.set_slow_wait(settings.slow_wait * 1000)
-        if self.tls is not None:
-            self.tls.use_files(settings.tls)
-        self.authenticator.use_tokens(settings.token, settings.token_file)
 
     def _reload_certificates(self) -> None:
         """Read the certificates again; new connections use them."""
         if self.tls is None:
             return
         try:
-            self.tls.reload()
+            self.tls.reload(self.settings.tls)
         except ValueError as error:
             reason = self._describe_error(error)
             log.warning("certificate reload failed, previous certificates stay in use", reason=reason)
@@ -372,7 +369,7 @@ class Server:
         watches.
         """
         try:
-            self.authenticator.reload()
+            self.authenticator.reload(self.settings.token, self.settings.token_file)
         except ValueError as error:
             log.error("token file reload failed, previous tokens stay valid", reason=self._describe_error(error))  # noqa: TRY400
             return
@@ -426,7 +423,7 @@ class Server:
             self._service_manager.start()
         for namespace in self.namespaces.values():
             namespace.observe(self.settings.slow_wait * 1000)
-        pauses = PauseDetector()
+        pauses = PauseDetector(self._machine)
         watch = FileWatch(self._reloadable_files, self._on_sighup)
         interval_s = self.settings.reload_interval
         watching = asyncio.create_task(watch.run(interval_s)) if interval_s else None

@@ -65,30 +65,20 @@ class Authenticator:
     """
 
     def __init__(self, token: str | None, token_file: str | None, *, certificates_required: bool, stats: Stats) -> None:
-        self._token = token
-        self._token_file = token_file
         self._certificates_required = certificates_required
         self._stats = stats
-        self.access = self._load()
+        self.access: AccessControl
         """The current access-control list."""
+        self.reload(token, token_file)
 
-    def _load(self) -> AccessControl:
-        """Return the access-control list. Logs a warning if the token file is world-readable.
+    def reload(self, token: str | None, token_file: str | None) -> None:
+        """Read the token file. Logs a warning if it is world-readable.
 
-        Raises ValueError if the token settings are invalid.
+        Raises ValueError, and keeps the current list, if the file is invalid.
         """
-        access = AccessControl.load(self._token, self._token_file, certificates_required=self._certificates_required)
-        if access.file_world_readable:
-            log.warning("token file is world-readable", file=self._token_file, hint="chmod o-r")
-        return access
-
-    def use_tokens(self, token: str | None, token_file: str | None) -> None:
-        """Use another token, or another token file, from the next `reload` on."""
-        self._token, self._token_file = token, token_file
-
-    def reload(self) -> None:
-        """Read the token file again. Raises ValueError, and keeps the current list, if the file is invalid."""
-        self.access = self._load()
+        self.access = AccessControl.load(token, token_file, certificates_required=self._certificates_required)
+        if self.access.file_world_readable:
+            log.warning("token file is world-readable", file=token_file, hint="chmod o-r")
 
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.

@@ -143,7 +143,7 @@ class Connection(Peer, asyncio.Protocol):
             lines = data.split(b"\n")
             if not lines.pop():  # the usual case: complete lines, and nothing else
                 if size < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
-                    lines = _without_blank_lines(lines)
+                    lines = list(filter(None, lines))  # a queued blank line takes much more memory than its byte
                     if not lines:
                         return
                 self.handler.submit(self, lines, size)
@@ -183,7 +183,7 @@ class Connection(Peer, asyncio.Protocol):
             self._reject_long_line(too_long)
             return
         if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
-            lines = _without_blank_lines(lines)
+            lines = list(filter(None, lines))
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
@@ -605,8 +605,3 @@ class Connection(Peer, asyncio.Protocol):
         if self._authenticator is not None:
             self._authenticator.count(rejection)
         self._write(replies.error(rejection))
-
-
-def _without_blank_lines(lines: list[bytes]) -> list[bytes]:
-    """Return the lines that are not empty: a queued blank line takes much more memory than its one byte."""
-    return [line for line in lines if line]

@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 import sys
+import time
 from pathlib import Path
 
 RECEIVE_BUFFER_BYTES = 16 << 10
@@ -72,6 +73,10 @@ class Machine:
         except OSError:
             return ""
         return f"{boot}/{network}"
+
+    def elapsed_s(self) -> float:
+        """Return a monotonic time in seconds that includes, on Linux, the time for which the machine was suspended."""
+        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
     def prepare_memory(self) -> None:
         """Collect garbage now, and seldom from now on."""

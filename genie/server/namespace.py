@@ -242,13 +242,13 @@ class Namespace:
             if self._failure is not None:
                 raise self._failure
 
+    def _snapshot(self) -> Batch:
+        return self._current_pipeline.snapshot()
+
     @property
     def _current_pipeline(self) -> Pipeline:
         assert self.pipeline is not None, "the pipeline is kept until the next leader is known"  # noqa: S101
         return self.pipeline
-
-    def _snapshot(self) -> Batch:
-        return self._current_pipeline.snapshot()
 
     def _on_role_changed(self, role: FollowerRole) -> None:
         """Use the role that the store reports: redirect clients to the leader, or tell them that there is none.

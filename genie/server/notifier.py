@@ -89,7 +89,7 @@ class Notifier:
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref, now)
 
-    def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `queued`. The request is stored only if its session has a key: otherwise it ends with the connection."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
@@ -122,7 +122,7 @@ class Notifier:
         if request.traceparent is not None:
             self.size.first_blockers.pop(request.id, None)
 
-    def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `locked` for a request that was granted after a wait."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
@@ -144,7 +144,7 @@ class Notifier:
         if self._watched:
             self.watch_events.publish(request, "locked")
 
-    def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `queued` and `locked` for a request with `anyOf`, which is granted immediately."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
@@ -245,12 +245,12 @@ class Notifier:
             self.outcome.delete(id_)
         return reply
 
-    def on_extended(self, event: core.Extended, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_extended(self, event: core.Extended, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `extended`."""
         self.outcome.store(event.request)
         self.outcome.send(requester, replies.extended(event, ref))
 
-    def on_moved(self, event: core.Moved, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_moved(self, event: core.Moved, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Store the new queue position of a waiting request. The client is not notified."""
         if is_stored(event.request):
             self.outcome.store(event.request)
@@ -285,17 +285,17 @@ class Notifier:
         event: core.AlreadyEnded,
         requester: Outbound | None,
         ref: str | None,
-        now: float,  # noqa: ARG002
+        now: float,
     ) -> None:
         """Send `released` for a request that ended earlier, with its reason."""
         self.outcome.send(requester, replies.ended(event.id, event.reason, ref))
 
-    def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a command for an id that does not exist."""
         reason = f"there is no request {event.id}, or it ended long ago"
         self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, ref=ref, id=event.id))
 
-    def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None, now: float) -> None:  # noqa: ARG002
+    def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject an `extend` of a waiting request."""
         request = event.request
         reason = f"extend: {request.id} still waits; only a held lock can be extended"

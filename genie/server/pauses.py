@@ -10,6 +10,8 @@ import time
 
 import structlog
 
+from genie.server.machine import Machine
+
 log = structlog.get_logger()
 
 CHECK_INTERVAL_S = 0.25
@@ -20,7 +22,8 @@ MIN_PAUSE_S = 1.0
 class PauseDetector:
     """Checks by a timer whether the process was paused, from its creation until `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
         self._schedule()
 
     def stop(self) -> None:
@@ -28,19 +31,13 @@ class PauseDetector:
         self._timer.cancel()
 
     def _schedule(self) -> None:
-        self._due_at, self._cpu_s = _elapsed_s() + CHECK_INTERVAL_S, time.process_time()
+        self._due_at, self._cpu_s = self._machine.elapsed_s() + CHECK_INTERVAL_S, time.process_time()
         self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
 
     def _check(self) -> None:
         """Log a pause, if the timer ran late and the process has used little processor time meanwhile."""
-        late_s, cpu_s = _elapsed_s() - self._due_at, time.process_time() - self._cpu_s
+        late_s, cpu_s = self._machine.elapsed_s() - self._due_at, time.process_time() - self._cpu_s
         if late_s >= MIN_PAUSE_S and cpu_s < late_s / 2:
             reason = "it was stopped, suspended with its machine, or got no processor time"
             log.warning("process was paused", paused_ms=round(late_s * 1000), reason=reason)
         self._schedule()
-
-
-def _elapsed_s() -> float:
-    """Return a monotonic time that includes, on Linux, the time for which the machine was suspended."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)

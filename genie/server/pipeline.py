@@ -176,22 +176,17 @@ class Pipeline:
         if connection is self._only_connection:
             self._only_connection = None
         if self._stopped:
-            if (
-                connection.session.key is None
-            ):  # a session with a key belongs to the snapshot, so it is kept until `dispose`
+            if connection.session.key is None:  # otherwise it belongs to the snapshot, and is kept until `dispose`
                 connection.session.dispose()
         else:
-            self._enqueue(connection, [END_OF_INPUT], size=0)
+            self._scheduler.add(connection, [END_OF_INPUT], size=0)
+            self._schedule()
 
     def on_writable(self, connection: Peer) -> None:
         """Continue with the commands of a client that reads its messages again."""
         self._scheduler.unpark(connection)
         if self._slow and not self._stopped:
             self._schedule()
-
-    def _enqueue(self, connection: Peer, items: Input, size: int) -> None:
-        self._scheduler.add(connection, items, size)
-        self._schedule()
 
     def _schedule(self) -> None:
         """Schedule a batch after all connections with input are read, unless the last commit is still in flight.

@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import Final, Protocol
 
 from genie.access import Principal
-from genie.core import ENDED, WAITING, Request
+from genie.core import ENDED, WAITING, Origin, Request
 from genie.core.deadlines import Deadlines
 from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
@@ -440,31 +440,25 @@ class SessionTable:
         The timeouts of the sessions start at `now` (ms, lock manager's clock). A request whose session ended with its
         connection gets no session.
         """
-        restored: dict[str, Session] = {}
         for request in requests:
             origin = request.origin
             if origin is not None and origin.key is not None:
-                # `get` first, because the argument of `setdefault` always adds a session.
-                session = restored.get(origin.key) or restored.setdefault(
-                    origin.key,
-                    self._add(Session(None, origin.key, origin.timeout_ms, origin.note, request.principal)),
-                )
-                request.origin = session
+                request.origin = session = self._restored(origin, origin.key, request.principal)
                 session.add_queued(request)
                 session.live_requests += 1
             else:
                 request.origin = None  # the connection of the request ended with the previous leader
         for reply in sorted(replies, key=lambda reply: reply.at):
-            key, origin = reply.origin.key or "", reply.origin
-            session = restored.get(key) or restored.setdefault(
-                key, self._add(Session(None, key, origin.timeout_ms, origin.note, origin.principal))
-            )
-            reply.origin = session
+            reply.origin = session = self._restored(reply.origin, reply.origin.key or "", reply.origin.principal)
             session.retain(reply)
             self._replies[session.principal][reply.id] = session
             self._reply_count += 1
-        for session in restored.values():
+        for session in list(self):
             self.detach(session, now)
+
+    def _restored(self, origin: Origin, key: str, principal: str | None) -> Session:
+        """Return the restored session of a loaded request or reply. Create it if needed."""
+        return self._by_key.get(key) or self._add(Session(None, key, origin.timeout_ms, origin.note, principal))
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
         """Retain a terminal reply in a session. Drop the oldest replies beyond the limits.

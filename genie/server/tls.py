@@ -31,52 +31,27 @@ class TlsContexts:
     """
 
     def __init__(self, settings: TlsSettings) -> None:
-        self._settings = settings
-        self.wire = self._make_context(ssl.CERT_REQUIRED)
-        """The context for new client connections. `reload` replaces it."""
-        self._current_admin = self._make_context(ssl.CERT_OPTIONAL)
+        self.wire: ssl.SSLContext
+        """The context for new client connections."""
+        self._current_admin: ssl.SSLContext
         """The context that was loaded last for the admin port."""
-        self.admin = self._make_context(ssl.CERT_OPTIONAL)
+        self.expiry: float | None
+        """Unix time at which the server's certificate expires; None if it cannot be read: a server works without it."""
+        self.reload(settings)
+        self.admin = _make_context(settings, ssl.CERT_OPTIONAL)
         """The context for the admin port, where client certificates are optional. The listener keeps this object, so `reload`
         can't replace it: each handshake switches to `_current_admin`."""
         self.admin.sni_callback = self._use_current_admin
-        self.expiry = self._read_expiry()
-        """Unix time at which the server's certificate expires; None if that is unknown."""
 
-    def use_files(self, settings: TlsSettings) -> None:
-        """Use the files of other settings from the next `reload` on."""
-        self._settings = settings
-
-    def reload(self) -> None:
-        """Read the certificate files again, for new handshakes. Raises ValueError and changes nothing if a file is invalid."""
+    def reload(self, settings: TlsSettings) -> None:
+        """Read the certificate files, for new handshakes. Raises ValueError and changes nothing if a file is invalid."""
         self.wire, self._current_admin = (
-            self._make_context(ssl.CERT_REQUIRED),
-            self._make_context(ssl.CERT_OPTIONAL),
+            _make_context(settings, ssl.CERT_REQUIRED),
+            _make_context(settings, ssl.CERT_OPTIONAL),
         )
-        self.expiry = self._read_expiry()
-
-    def _read_expiry(self) -> float | None:
-        """Return when the certificate expires; None if that can't be read, because a server works without it."""
+        self.expiry = None
         with contextlib.suppress(OSError, ValueError):
-            return certificate_expiry(str(self._settings.cert))
-        return None
-
-    def _make_context(self, client_certificates: ssl.VerifyMode) -> ssl.SSLContext:
-        """Return a context without session resumption, so that every handshake verifies the client's certificate.
-
-        Without a CA in the settings, clients need no certificate and `client_certificates` has no effect.
-        """
-        settings = self._settings
-        assert settings.cert is not None, "TLS needs a certificate"  # noqa: S101
-        context = _Context(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = MIN_VERSION
-        context.num_tickets = 0
-        context.options |= ssl.OP_NO_TICKET
-        load_certificate(context, settings.cert, settings.key)
-        if settings.ca is not None:
-            load_ca(context, settings.ca)
-            context.verify_mode = client_certificates
-        return context
+            self.expiry = certificate_expiry(str(settings.cert))
 
     def _use_current_admin(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         """Switch a handshake on the admin port to the context that was loaded last (an SNI callback)."""
@@ -91,6 +66,23 @@ def make_tls_contexts(settings: TlsSettings) -> TlsContexts | None:
                 raise ValueError(f"{variable} is set, but GENIE_TLS_CERT, the server's certificate, is not")
         return None
     return TlsContexts(settings)
+
+
+def _make_context(settings: TlsSettings, client_certificates: ssl.VerifyMode) -> ssl.SSLContext:
+    """Return a context without session resumption, so that every handshake verifies the client's certificate.
+
+    Without a CA in the settings, clients need no certificate and `client_certificates` has no effect.
+    """
+    assert settings.cert is not None, "TLS needs a certificate"  # noqa: S101
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = MIN_VERSION
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET
+    load_certificate(context, settings.cert, settings.key)
+    if settings.ca is not None:
+        load_ca(context, settings.ca)
+        context.verify_mode = client_certificates
+    return context
 
 
 class _Handshake(ssl.SSLObject):

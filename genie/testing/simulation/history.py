@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from genie.testing.simulation.network import Connection, SimTransport
+from genie.testing.simulation.network import Connection, Observer, SimTransport
 
 Message = dict[str, Any]
 
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass
-class History:
+class History(Observer):
     """Collects the entries of a simulation, as the observer of the network.
 
     `clock` returns the virtual time in seconds.

@@ -48,6 +48,10 @@ class SimMachine(SharedProcess):
     def boot_id(self) -> str:
         return self._boot_id
 
+    def elapsed_s(self) -> float:
+        """Return 0: a pause of the real process, in which no virtual time passes, must not be logged."""
+        return 0.0
+
 
 class Host:
     """A machine with a Genie server: `node` is the current or the last server process. `random` decides restart delays.

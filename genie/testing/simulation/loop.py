@@ -27,13 +27,16 @@ from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 from weakref import WeakSet
 
 import structlog
 
 from genie.client.process import Process, use_process
+
+if TYPE_CHECKING:
+    from genie.testing.simulation.network import Network
 
 T = TypeVar("T")
 
@@ -73,19 +76,6 @@ NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
 """The node whose callback is running; None outside every node."""
 
 
-class NetworkBackend(Protocol):
-    """The methods of the simulated network that the loop calls; `network.Network` has them."""
-
-    async def connect(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Any:
-        """Connect to an address; return the client's transport and protocol."""
-
-    def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Any:
-        """Accept connections at an address; return the listener."""
-
-    def on_crash(self, node: Node, *, silently: bool) -> None:
-        """End the connections and listeners of a node that was killed; `silently` after a loss of power."""
-
-
 class SimLoop(asyncio.BaseEventLoop):
     """An event loop with a virtual clock, on which several nodes run.
 
@@ -93,7 +83,7 @@ class SimLoop(asyncio.BaseEventLoop):
     `Network(loop)` sets `network`, which is needed before a connection is made.
     """
 
-    network: NetworkBackend
+    network: Network
     _ready: deque[events.Handle]
     _scheduled: list[events.TimerHandle]
 

@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from genie.testing.simulation.loop import NODE, Node, SimLoop
 
@@ -54,7 +54,7 @@ class Network:
     def __init__(self, loop: SimLoop, delays: Delays | None = None, observer: Observer | None = None) -> None:
         self.loop = loop
         self.delays = delays or Delays()
-        self.observer: Observer = observer or NullObserver()
+        self.observer = observer or Observer()
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
         self.outside = loop.create_node("world", "127.0.0.1")
@@ -164,7 +164,7 @@ class Network:
                     connection.silent = silently  # `side.on_crash` depends on this
                     side.on_crash()
                     if silently:
-                        self._reset_after_keepalive(other)
+                        self.reset_later(other, self.delays.keepalive_s())
                     self.remove_if_ended(connection)
 
     def finish(self) -> None:
@@ -241,16 +241,6 @@ class Network:
     def reset_later(self, side: SimTransport, after_s: float) -> None:
         """Let the kernel of one side of a connection detect after `after_s` seconds that the connection is broken."""
         self.loop.call_later(after_s, side.reset, context=side.node.context)
-
-    def _reset_after_keepalive(self, side: SimTransport) -> None:
-        """Reset one side of a connection after a delay: TCP keepalive detects that the peer's machine has lost power.
-
-        Without random delays the delay is the longest possible.
-        """
-        shortest, longest = KEEPALIVE_S
-        random = getattr(self.delays, "random", None)  # only `RandomDelays` has a generator
-        after_s = longest if random is None else random.uniform(shortest, longest)
-        self.reset_later(side, after_s)
 
 
 # -- One direction of a connection: the bytes in flight and when they arrive --------
@@ -387,8 +377,11 @@ class SimSocket:
 # -- Observers and delays --------
 
 
-class Observer(Protocol):
-    """Gets a call when a connection opens or closes, when a process writes bytes, and when a process receives bytes."""
+class Observer:
+    """Gets a call when a connection opens or closes, when a process writes bytes, and when a process receives bytes.
+
+    This base class ignores every call.
+    """
 
     def opened(self, connection: Connection) -> None:
         """Called when a connection is established."""
@@ -407,20 +400,8 @@ class Observer(Protocol):
         """
 
 
-class NullObserver:
-    """Ignores every notification."""
-
-    def opened(self, connection: Connection) -> None:
-        pass
-
-    def sent(self, transport: SimTransport, data: bytes) -> None:
-        pass
-
-    def received(self, transport: SimTransport, data: bytes) -> None:
-        pass
-
-    def closed(self, transport: SimTransport, how: str) -> None:
-        pass
+KEEPALIVE_S = 5.0, 35.0
+"""The shortest and the longest time in which TCP keepalive detects that the peer's machine has lost power."""
 
 
 class Delays:
@@ -437,6 +418,10 @@ class Delays:
     def reset_discards_data(self) -> bool:
         """Return whether an RST overtakes and discards the bytes that are in flight."""
         return False
+
+    def keepalive_s(self) -> float:
+        """Return after how many seconds TCP keepalive detects that the peer's machine has lost power."""
+        return KEEPALIVE_S[1]
 
 
 class RandomDelays(Delays):
@@ -463,6 +448,10 @@ class RandomDelays(Delays):
     def reset_discards_data(self) -> bool:
         """Return True with probability one half."""
         return self.random.random() < 0.5
+
+    def keepalive_s(self) -> float:
+        """Return a random time in seconds."""
+        return self.random.uniform(*KEEPALIVE_S)
 
 
 class LateMessages:
@@ -492,8 +481,6 @@ WINDOW = 256 << 10
 """The maximum number of bytes in flight or unread in one direction of a connection; the sender buffers the rest."""
 HIGH, LOW = 64 << 10, 16 << 10
 """Above `HIGH` bytes in the send buffer `pause_writing` of the protocol is called, and at `LOW` bytes `resume_writing`."""
-KEEPALIVE_S = 5.0, 35.0
-"""The shortest and the longest time in which TCP keepalive detects that the peer's machine has lost power."""
 
 
 class SimTransport(asyncio.Transport):
