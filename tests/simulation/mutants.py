@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint is moved before its records are written",
         "storage/redis/checkpoint.py",
-        "is_last_part=number == part_count,",
+        "is_last_part=number == len(parts),",
         "is_last_part=True,",
     ),
     Mutant(
