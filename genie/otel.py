@@ -25,6 +25,7 @@ from genie.client import aio, commands, sync
 from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import Request, RequestState
 from genie.client.config import Address
+from genie.client.requests import Requests
 from genie.client.session import ClientSession
 from genie.client.sync_connection import SyncConnection
 from genie.errors import LockLost
@@ -318,7 +319,7 @@ def _parse(traceparent: str) -> SpanContext | None:
 
 _acquire = aio.acquire
 _acquire_sync = sync.acquire
-_handle_locked = ClientSession.handle_locked
+_on_locked = Requests.on_locked
 _finish_close = ClientSession.finish_close
 
 
@@ -346,20 +347,18 @@ def _traced_acquire_sync(connection: SyncConnection, request: Request) -> sync.L
         raise
 
 
-def _traced_handle_locked(
-    session: ClientSession, locked: messages.Locked.Payload, now: float, outcomes: list[commands.Outcome]
-) -> None:
+def _traced_on_locked(requests: Requests, locked: messages.Locked.Payload, now: float) -> None:
     """Handle `locked`. If the granted request had to wait, add its blockers to the span of the wait, which ends now."""
     if locked.blockers:
-        request = session.find_request(locked.ref)
+        request = requests.find(locked.ref)
         if isinstance(request, TracedRequest):
             request.add_blockers(row.to_blocker() for row in locked.blockers)
-    _handle_locked(session, locked, now, outcomes)
+    _on_locked(requests, locked, now)
 
 
 def _traced_finish_close(session: ClientSession) -> list[commands.Outcome]:
     """Close a session. Locks that stay held at the server are no longer held by this client."""
-    held = [request for request in session.held_requests() if isinstance(request, TracedRequest)]
+    held = [request for request in session.requests.held() if isinstance(request, TracedRequest)]
     outcomes = _finish_close(session)
     for request in held:
         request.end_hold("kept")  # does nothing for a lock that was lost
@@ -373,7 +372,7 @@ class _Patches:
         (commands, "request_type", Request, TracedRequest),
         (aio, "acquire", _acquire, _traced_acquire),
         (sync, "acquire", _acquire_sync, _traced_acquire_sync),
-        (ClientSession, "handle_locked", _handle_locked, _traced_handle_locked),
+        (Requests, "on_locked", _on_locked, _traced_on_locked),
         (ClientSession, "finish_close", _finish_close, _traced_finish_close),
     )
     """Owner, name, original and replacement of each attribute."""

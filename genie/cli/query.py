@@ -43,7 +43,7 @@ class Querier(Client):
     @property
     def server(self) -> str:
         """Version and build of the server, as in `welcome`."""
-        return self._connection.session.server
+        return self._connection.session.handshake.server
 
     async def inspected(
         self,
@@ -64,7 +64,7 @@ class Querier(Client):
     @property
     def connection_error(self) -> str:
         """Why the client is not connected; empty while it is connected."""
-        return "" if self._connection.session.up else self._connection.session.explain_unavailable()
+        return "" if self._connection.session.up else self._connection.explain_unavailable()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
-from genie.client import commands, inspection, watches
+from genie.client import inspection, watches
 from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import (
     Extend,
@@ -22,6 +22,7 @@ from genie.client.commands import (
     Request,
     RequestState,
     make_any_request,
+    make_request,
 )
 from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.durations import to_seconds
@@ -259,7 +260,7 @@ class Transaction(TransactionInfo):
             RuntimeError: if the transaction has ended.
 
         """
-        request = self._locks.request(resources, self._connection.session.new_ref())
+        request = self._locks.request(resources, self._connection.session.calls.new_ref())
         if request.state is RequestState.HELD:
             return Lock(self._connection, request)
         lock = await acquire(self._connection, request)
@@ -532,19 +533,11 @@ class Client:
         that `transaction_timeout` only bounds how long the lock outlives a crash of this process. If the lock is lost,
         the block is cancelled, and the `async with` statement raises LockLost.
         """
-        return LockContext(
-            self._connection,
-            self._request(
-                resources,
-                transaction=transaction,
-                queue_timeout=queue_timeout,
-                transaction_timeout=transaction_timeout,
-                priority=priority,
-                watchdog=watchdog,
-                on_disconnect=on_disconnect,
-                note=note,
-            ),
+        ref = self._connection.session.calls.new_ref()
+        request = make_request(
+            ref, resources, transaction, queue_timeout, transaction_timeout, priority, watchdog, on_disconnect, note
         )
+        return LockContext(self._connection, request)
 
     def elect(
         self, name: str, *, transaction_timeout: float | timedelta = 10.0, note: str | None = None
@@ -613,19 +606,11 @@ class Client:
             RuntimeError: if the client was not entered with `async with`.
 
         """
-        return await acquire(
-            self._connection,
-            self._request(
-                resources,
-                transaction=transaction,
-                queue_timeout=queue_timeout,
-                transaction_timeout=transaction_timeout,
-                priority=priority,
-                watchdog=watchdog,
-                on_disconnect=on_disconnect,
-                note=note,
-            ),
+        ref = self._connection.session.calls.new_ref()
+        request = make_request(
+            ref, resources, transaction, queue_timeout, transaction_timeout, priority, watchdog, on_disconnect, note
         )
+        return await acquire(self._connection, request)
 
     async def try_acquire(
         self,
@@ -641,15 +626,9 @@ class Client:
 
         Arguments and errors are those of `acquire`, except that QueueTimeout is never raised.
         """
-        request = self._request(
-            resources,
-            transaction=transaction,
-            queue_timeout=0,
-            transaction_timeout=transaction_timeout,
-            priority=priority,
-            watchdog=watchdog,
-            on_disconnect=on_disconnect,
-            note=note,
+        ref = self._connection.session.calls.new_ref()
+        request = make_request(
+            ref, resources, transaction, 0, transaction_timeout, priority, watchdog, on_disconnect, note
         )
         try:
             return await acquire(self._connection, request)
@@ -691,7 +670,7 @@ class Client:
 
         """
         request = make_any_request(
-            self._connection.session.new_ref(),
+            self._connection.session.calls.new_ref(),
             resources,
             target,
             weights=weights,
@@ -849,7 +828,3 @@ class Client:
 
         """
         await self._connection.call(Extend(id, to_seconds(seconds, "seconds"), self._connection.find_held_lock(id)))
-
-    def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        """Make the object of a request, which is not sent yet. Raises ValueError or TypeError for invalid arguments."""
-        return commands.make_request(self._connection.session.new_ref(), resources, **options)

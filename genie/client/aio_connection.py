@@ -24,7 +24,9 @@ from genie.client.config import (
     resolve_token,
 )
 from genie.client.failover import ServerList
-from genie.client.session import ClientSession, is_unknown_id
+from genie.client.handshake import UP
+from genie.client.requests import is_unknown_id
+from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import ConnectionLost, GenieError, RequestRejected, Unavailable
 from genie.net import enable_keepalive
@@ -89,22 +91,23 @@ class AsyncConnection:
         options: ClientOptions,
     ) -> None:
         self.connect_timeout = options.connect_timeout
-        self.response_timeout = options.response_timeout
         self._resolver = Resolver()
         self._token = check_token(options.token)
         self._is_lazy, self._waits_for_servers = options.lazy, options.waits_for_servers
         self._servers = ServerList(addresses, options.connect_timeout)
+        self.explain_unavailable = self._servers.explain_unavailable
+        """Returns why there is no connection."""
         self.session = ClientSession(
             options.session,
             session_timeout=options.session_timeout,
             response_timeout=options.response_timeout,
             namespace=resolve_namespace(options.namespace),
             note=resolve_note(options.note),
+            explain_unavailable=self.explain_unavailable,
         )
         """The protocol state machine."""
-        if not callable(options.token):
-            self.session.use_token(resolve_token(options.token))  # raises an error if the token or its file is wrong
-        self.session.explain_unavailable = lambda: str(self._servers.unavailable_error())
+        if not callable(options.token):  # raises an error if the token or its file is wrong
+            self.session.handshake.use_token(resolve_token(options.token))
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None
@@ -120,9 +123,6 @@ class AsyncConnection:
         """Whether `flush` will be called soon, so that `flush_soon` need not schedule it."""
         self._waiting_tasks = 0
         """Number of tasks that wait for the outcome of a call."""
-        self._deadlines: dict[Call, float] = {}
-        """When the callers of calls other than requests give up, in seconds of the monotonic clock, the earliest first. One
-        timer serves all of them, because a timer for each release would cost more than its encoding."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         """When `_timer` fires, in seconds of the monotonic clock; inf: there is no timer."""
@@ -150,15 +150,16 @@ class AsyncConnection:
         """
         if handler is not self._handler:
             return  # data of an earlier connection
-        was_up = self.session.up
+        handshake = self.session.handshake
+        was_up = handshake.phase is UP
         outcomes = self.session.receive_data(data, time.monotonic())
         self._deliver(outcomes)
-        if self.session.close_reason:
-            self._abandon_transport(handler, self.session.close_reason)
+        if handshake.close_reason:
+            self._abandon_transport(handler, handshake.close_reason)
         elif was_up:
             if outcomes:  # the server serves calls; a part of a message may become the error `unavailable`
                 self._servers.on_success()
-        elif self.session.up:  # the received data has completed the handshake
+        elif handshake.phase is UP:  # the received data has completed the handshake
             self._connected_at = time.monotonic()
             handler.handshake_done.set()
         self.flush()
@@ -171,8 +172,8 @@ class AsyncConnection:
         if handler is not self._handler:
             return  # an earlier connection
         self._handler = None
-        if self.session.redirect is not None:
-            self._servers.on_redirect(handler.address, self.session.redirect)
+        if self.session.handshake.redirect is not None:
+            self._servers.on_redirect(handler.address, self.session.handshake.redirect)
         if self.session.up:
             reason = self._servers.on_disconnect(handler.address, reason, time.monotonic() - self._connected_at)
             if not self._closed and (self._reconnect_task is None or self._reconnect_task.done()):
@@ -196,7 +197,7 @@ class AsyncConnection:
         """
         if self._waiting_tasks == 0 and not self._flush_scheduled:
             self.flush()
-        elif len(self.session.unsent_lines) >= MAX_UNSENT_COMMANDS:
+        elif len(self.session.calls.unsent_lines) >= MAX_UNSENT_COMMANDS:
             self._write_output()
         elif not self._flush_scheduled:
             self.flush_soon()
@@ -208,15 +209,16 @@ class AsyncConnection:
     def flush(self) -> None:
         """Write the session's buffered commands to the transport, and set the timer if it would fire too late."""
         self._flush_scheduled = False
-        if self.session.unsent_lines:
+        if self.session.calls.unsent_lines:
             self._write_output()
         if self.session.next_timer < self._timer_at:
             self._set_timer()
 
     def _write_output(self) -> None:
         """Write the session's buffered commands to the transport."""
-        if self._handler is not None and self._handler.transport is not None:
-            self._handler.transport.write(self.session.data_to_send())
+        handler = self._handler
+        if handler is not None and handler.transport is not None:
+            handler.transport.write(self.session.data_to_send())
 
     # -- connecting, and the timer ------------------------------------------------------------------------
 
@@ -236,7 +238,7 @@ class AsyncConnection:
             if self._handler is not None:
                 self._abandon_transport(self._handler, reason="")
             raise
-        self.session.on_round_failed(attempts.failures)
+        self.session.handshake.on_round_failed(attempts.failures)
         return False
 
     async def _attempt(self, attempts: Round, endpoint: Endpoint) -> bool:
@@ -255,10 +257,10 @@ class AsyncConnection:
                     server_hostname=address.host if context else None,
                 )
                 async with attempts.turn, asyncio.timeout(None if attempts.is_last else self._servers.hello_patience_s):
-                    self.session.handshake_rejection = None
+                    self.session.handshake.final_error = None
                     self._greet(handler)
                     await handler.handshake_done.wait()
-                    rejection = self.session.handshake_rejection
+                    rejection = self.session.handshake.final_error
         except (OSError, UnicodeError) as error:  # including TimeoutError
             if handler is self._handler:
                 self._servers.on_silence(address)
@@ -280,7 +282,7 @@ class AsyncConnection:
         Raises OSError if a file is wrong, maybe because it is just being replaced, or a function of the caller fails.
         """
         try:
-            self.session.use_token(resolve_token(self._token))
+            self.session.handshake.use_token(resolve_token(self._token))
             return address.context()
         except Exception as error:
             raise OSError(f"no token or certificate for the connection: {error}") from error
@@ -309,20 +311,16 @@ class AsyncConnection:
 
         If all servers reject the client for good, the waiting calls fail, and the attempts continue for later calls.
         """
-        while not self.session.has_ended:
+        while not self.session.handshake.has_ended:
             await asyncio.sleep(self._servers.next_round_delay_s)
             if await self._try_all_servers():
                 return
-            if self.session.rejection is not None:
-                self._deliver(self.session.fail_callers(time.monotonic()))
+            self._deliver(self.session.fail_callers(time.monotonic()))
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Complete the future of each call. A request without a future may have lost its lock: notify the lock's owner."""
-        deadlines = self._deadlines
         for call, result, error in outcomes:
             future, call.future = call.future, None
-            if deadlines:
-                deadlines.pop(call, None)
             if future is None:
                 if isinstance(call, Request) and call.error is not None:
                     self._notify_lost(call)
@@ -340,10 +338,10 @@ class AsyncConnection:
             request.on_lost()
 
     def _set_timer(self) -> None:
-        """Schedule `_on_timer` for the next timer of the session or of a call, unless it is scheduled for then or earlier."""
+        """Schedule `_on_timer` for the next timer of the session, unless it is scheduled for then or earlier."""
         if self._closed:
             return
-        next_timer = min(self.session.next_timer, next(iter(self._deadlines.values()), math.inf))
+        next_timer = self.session.next_timer
         if next_timer >= self._timer_at:  # `_on_timer` will call this method again
             return
         if self._timer is not None:
@@ -355,16 +353,10 @@ class AsyncConnection:
     def _on_timer(self) -> None:
         """Run the session's timers, close the connection if the session demands it, and send the resulting commands."""
         self._timer, self._timer_at = None, math.inf
-        now = time.monotonic()
-        for call, deadline in list(self._deadlines.items()):
-            if deadline > now:
-                break
-            self._time_out(call, now)
-        self._deliver(self.session.on_timer(now))
-        if self.session.close_reason and self._handler is not None:
-            self._abandon_transport(self._handler, self.session.close_reason)
+        self._deliver(self.session.on_timer(time.monotonic()))
+        if self.session.handshake.close_reason and self._handler is not None:
+            self._abandon_transport(self._handler, self.session.handshake.close_reason)
         self.flush()
-        self._set_timer()  # also for the other calls
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -395,10 +387,10 @@ class AsyncConnection:
                 while not await self._try_all_servers():
                     self.check_not_rejected()
                     if not (self._waits_for_servers or self._servers.any_server_answered):
-                        raise self._servers.unavailable_error()
+                        raise Unavailable(self.explain_unavailable())
                     await asyncio.sleep(self._servers.next_round_delay_s)
         except TimeoutError:
-            raise self._servers.unavailable_error() from None
+            raise Unavailable(self.explain_unavailable()) from None
         finally:
             self._resolver.close()
 
@@ -415,12 +407,12 @@ class AsyncConnection:
             return
         self._closed = True  # from here on, no lock is requested
         try:
-            kept = [request for request in self.session.held_requests() if not request.bound_to_session]
+            kept = [request for request in self.session.requests.held() if not request.bound_to_session]
             self._deliver(self.session.begin_close(time.monotonic()))
             self.flush_soon()
             if release and kept:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.response_timeout):
+                    async with asyncio.timeout(self.session.calls.response_timeout):
                         await self._release_and_wait(kept)
             kept = [request for request in kept if request.state in (RequestState.HELD, RequestState.RELEASING)]
             if kept:
@@ -433,7 +425,7 @@ class AsyncConnection:
                     else "Release them before, detach them, or use close(release=True)",
                 )
             if self.session.up:
-                async with asyncio.timeout(min(BYE_TIMEOUT_S, self.response_timeout)):
+                async with asyncio.timeout(min(BYE_TIMEOUT_S, self.session.calls.response_timeout)):
                     await self._send_and_wait(Bye())
         except (TimeoutError, GenieError):
             pass  # the server ends the session after the session timeout
@@ -462,30 +454,23 @@ class AsyncConnection:
         other call after `response_timeout`, connected or not. If this task is cancelled, a request is released.
         """
         self.check_open()
-        if not self.session.up:
+        if self.session.handshake.phase is not UP:
             self.check_not_rejected()
         return self._send_and_wait(call)
 
     def send(self, call: Call, future: CallFuture) -> None:
         """Send a call, now or on the next connection. Its outcome, or Unavailable after a time, completes `future`."""
         now = time.monotonic()
-        self.session.send(call, now)
-        if isinstance(call, Request):
-            call.future = future
-        else:
-            self.limit_wait(call, future, now)
-        self._flush_alone_or_soon()
-
-    def limit_wait(self, call: Call, future: CallFuture, now: float) -> None:
-        """Complete `future` with the outcome of a call, or with Unavailable after `response_timeout`."""
         call.future = future
-        deadline = self._deadlines[call] = now + self.response_timeout
-        if deadline < self._timer_at:
-            self._set_timer()
+        if isinstance(call, Request):
+            self.session.requests.send(call, now)
+        else:
+            self.session.send(call, now)
+            self.session.calls.limit_wait(call, now)
+        self._flush_alone_or_soon()
 
     def abandon(self, call: Call) -> None:
         """Drop the outcome of a call whose caller was cancelled. A request is also released."""
-        self._deadlines.pop(call, None)
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 
@@ -502,31 +487,28 @@ class AsyncConnection:
         Raises Unavailable after `response_timeout`. After a timeout or a cancellation of this task, the client still
         retries the release in the background.
         """
-        future = self._loop.create_future()
-        self.limit_wait(release, future, time.monotonic())
+        future = release.future = self._loop.create_future()
+        self.session.calls.limit_wait(release, time.monotonic())
         self._flush_alone_or_soon()
         self._waiting_tasks += 1
         try:
             return cast("str", await future)
+        except BaseException:
+            self.session.calls.drop_caller(release)
+            raise
         finally:
             self._waiting_tasks -= 1
-            self._forget_caller(release)
-
-    def _forget_caller(self, release: Release) -> None:
-        """Ignore the reply to a release from now on. The client still retries the release."""
-        release.future = None
-        self._deadlines.pop(release, None)  # after a cancellation
 
     async def release_one(self, request: Request) -> GenieError | None:
         """Release one lock, as `release_all` does, with fewer steps: for the end of each block of `client.lock`."""
         if self._closed:
             return ConnectionLost("the client was closed")
         now = time.monotonic()
-        release = self.session.release(request, now)
+        release = self.session.requests.release(request, now)
         if release is None:
             return None
-        future = self._loop.create_future()
-        self.limit_wait(release, future, now)
+        future = release.future = self._loop.create_future()
+        self.session.calls.limit_wait(release, now)
         self._flush_alone_or_soon()
         self._waiting_tasks += 1
         try:
@@ -537,7 +519,7 @@ class AsyncConnection:
             self._release_again([request])
             return error
         except BaseException:
-            self._forget_caller(release)
+            self.session.calls.drop_caller(release)
             raise
         finally:
             self._waiting_tasks -= 1
@@ -560,10 +542,10 @@ class AsyncConnection:
         now = time.monotonic()
         waits: list[tuple[Release, asyncio.Future[str]]] = []
         for request in requests:
-            release = self.session.release(request, now)
+            release = self.session.requests.release(request, now)
             if release is not None:
-                future = self._loop.create_future()
-                self.limit_wait(release, future, now)
+                future = release.future = self._loop.create_future()
+                self.session.calls.limit_wait(release, now)
                 waits.append((release, future))
         self._flush_alone_or_soon()
         self._waiting_tasks += 1
@@ -577,7 +559,7 @@ class AsyncConnection:
             except BaseException:
                 self._waiting_tasks -= 1
                 for release, _ in waits:
-                    self._forget_caller(release)
+                    self.session.calls.drop_caller(release)
                 raise
         self._waiting_tasks -= 1
         return problem
@@ -594,22 +576,22 @@ class AsyncConnection:
         Returns the call of the release, or None if the lock has ended or is being released already.
         """
         self.check_open()
-        release = self.session.release(request, time.monotonic())
+        release = self.session.requests.release(request, time.monotonic())
         self.flush_soon()
         return release
 
     def begin_release(self, request: Request) -> Release | None:
         """Queue the release of a lock for sending, or return None if the lock has ended. `wait_for_release` sends it."""
         self.check_open()
-        return self.session.release(request, time.monotonic())
+        return self.session.requests.release(request, time.monotonic())
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock. The server continues to hold the lock."""
-        self.session.detach(request, time.monotonic())
+        self.session.requests.detach(request, time.monotonic())
 
     def find_held_lock(self, id: int) -> Request | None:
         """Return the request of the lock with this id if this client holds the lock, else None."""
-        return self.session.find_held_lock(id)
+        return self.session.requests.find_held(id)
 
     def release(self, release: Release) -> None:
         """Queue a release for sending. `wait_for_release` sends the queued command, or the next connection does."""
@@ -635,7 +617,7 @@ class AsyncConnection:
     def start_watch(self, watch: Watch) -> None:
         """Subscribe a watch now, instead of when its first change is awaited."""
         self.check_open()
-        self.session.request_next(watch, time.monotonic())
+        self.session.watches.request_next(watch, time.monotonic())
         self.flush_soon()
 
     async def wait_for_change(self, watch: Watch) -> None:
@@ -661,12 +643,12 @@ class AsyncConnection:
             future.set_result(None)
             return
         watch.future = future
-        self.session.request_next(watch, time.monotonic())
+        self.session.watches.request_next(watch, time.monotonic())
         self.flush_soon()
 
     def unwatch(self, watch: Watch) -> None:
         """End a watch, and wake a consumer that waits for its next change."""
-        self._deliver(self.session.unwatch(watch))
+        self._deliver(self.session.unwatch(watch, time.monotonic()))
         if not self._closed:
             self.flush_soon()
 
@@ -680,7 +662,7 @@ class AsyncConnection:
 
     def check_not_rejected(self) -> None:
         """Raise the error of the last server if all servers have rejected this client for good."""
-        rejection = self.session.rejection
+        rejection = self.session.handshake.rejection
         if rejection is not None:
             raise rejection
 
@@ -719,26 +701,11 @@ class AsyncConnection:
             if handler is not None:
                 with contextlib.suppress(TimeoutError):
                     # Not `asyncio.wait_for`, which may swallow a cancellation in Python 3.11.
-                    async with asyncio.timeout(self.response_timeout):
+                    async with asyncio.timeout(self.session.calls.response_timeout):
                         await handler.closed.wait()
         finally:
             if handler is not None and handler.transport is not None:
                 handler.transport.abort()
-
-    def _time_out(self, call: Call, now: float) -> None:
-        """Fail the caller of a call that had no answer within `response_timeout`. A release is retried in the background."""
-        del self._deadlines[call]
-        future, call.future = call.future, None
-        if not isinstance(call, Release):
-            self.session.abandon(call, now)
-        if future is None or future.done():
-            return
-        reason = "the server does not answer" if self.session.up else str(self._servers.unavailable_error())
-        if isinstance(call, Release):
-            problem = f"{call.id} could not be released within"
-        else:
-            problem = f"no answer to {type(call).__name__.lower()} within"
-        future.set_exception(Unavailable(f"{problem} {self.response_timeout:g} s: {reason}"))
 
     def abort(self) -> None:
         """Close the transport at once, without sending `bye` or the buffered data."""

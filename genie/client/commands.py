@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn
 
 from genie.client.durations import to_seconds
 from genie.errors import Code, GenieError, LockLost, RequestRejected
@@ -103,6 +103,9 @@ class Call:
     """
 
     __slots__ = ("future", "line", "ref")
+
+    fails_with_connection: ClassVar[bool] = True
+    """Whether the call fails if its connection ends before the reply. Otherwise it is sent again, or needs no reply then."""
 
     def __init__(self, line: bytes, ref: str = "") -> None:
         self.line = line
@@ -279,9 +282,10 @@ class Release(Call):
         """Whether the release was sent on a connection that was lost, so that the server may have executed it."""
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
-        else:
+            return
+        if request is None:  # the id is an argument of the caller
             _check_id(id)
-            super().__init__(b"")  # encoded by `assign_ref`
+        super().__init__(b"")  # encoded by `assign_ref`
 
     def assign_ref(self, ref: str) -> None:
         """Set the `ref` that identifies this command, and encode the command with the id."""
@@ -294,10 +298,21 @@ class Release(Call):
         self.ref = ""
 
 
-class Extend(Call):
+class TimedCall(Call):
+    """A command of which the client must know when it was sent, because the server's answer extends something from then on."""
+
+    __slots__ = ("sent_at",)
+
+    def __init__(self, line: bytes) -> None:
+        super().__init__(line)
+        self.sent_at = math.inf
+        """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
+
+
+class Extend(TimedCall):
     """The command `extend`, for a lock of any client. `request` is the lock if this client holds it."""
 
-    __slots__ = ("id", "request", "sent_at", "transaction_timeout")
+    __slots__ = ("id", "request", "transaction_timeout")
 
     def __init__(self, id: int, transaction_timeout: float, request: Request | None = None) -> None:
         timeout_ms = to_milliseconds(transaction_timeout, "an extension", min_ms=1)
@@ -307,19 +322,15 @@ class Extend(Call):
         """The request of the lock; None: this client does not hold the lock."""
         self.transaction_timeout = transaction_timeout
         """The new remaining time of the lock in seconds."""
-        self.sent_at = math.inf
-        """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
 
 
-class Ping(Call):
-    """The command `ping`."""
+class Ping(TimedCall):
+    """The command `ping`. The answer renews the lease of the session."""
 
-    __slots__ = ("sent_at",)
+    __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(messages.command("ping"))
-        self.sent_at = math.inf
-        """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
 
 
 class Bye(Call):
@@ -362,7 +373,6 @@ class Inspect(Call):
 def make_request(
     ref: str,
     resources: Sequence[str],
-    *,
     transaction: str | None = None,
     queue_timeout: float | timedelta | None = 10.0,
     transaction_timeout: float | timedelta = 10.0,

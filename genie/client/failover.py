@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from genie.backoff import Backoff
 from genie.client.config import Address, format_address, parse_address
-from genie.errors import RequestRejected, Unavailable
+from genie.errors import RequestRejected
 from genie.tls import describe_error
 
 STABLE_CONNECTION_S = 2.0
@@ -160,8 +160,8 @@ class ServerList:
             self.addresses = self.addresses[next_index:] + self.addresses[:next_index]
         return f"the connection to {format_address(address)} was lost: {reason}"
 
-    def unavailable_error(self) -> Unavailable:
-        """Return the error for calls while no server can be reached, with the reason of the last failure."""
+    def explain_unavailable(self) -> str:
+        """Return why no server can be reached, with the reason of the last failure, for error messages."""
         rejection = f" ({self._rejection})" if self._rejection else ""
         addresses = ", ".join(map(format_address, self.addresses))
-        return Unavailable(f"no server at {addresses}: {self._last_failure}{rejection}")
+        return f"no server at {addresses}: {self._last_failure}{rejection}"

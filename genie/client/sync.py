@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, cast
+from typing import Literal, Self, TypeVar, Unpack, cast
 
-from genie.client import commands, inspection, watches
+from genie.client import inspection, watches
 from genie.client.commands import (
     Extend,
     Inspect,
@@ -22,6 +22,7 @@ from genie.client.commands import (
     Request,
     RequestState,
     make_any_request,
+    make_request,
 )
 from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.durations import to_seconds
@@ -447,19 +448,11 @@ class Client:
         so that `transaction_timeout` only bounds how long the lock outlives a crash of this process. If the lock is
         lost, the end of the block raises LockLost.
         """
-        return LockContext(
-            self._connection,
-            self._request(
-                resources,
-                transaction=transaction,
-                queue_timeout=queue_timeout,
-                transaction_timeout=transaction_timeout,
-                priority=priority,
-                watchdog=watchdog,
-                on_disconnect=on_disconnect,
-                note=note,
-            ),
+        ref = self._connection.new_ref()
+        request = make_request(
+            ref, resources, transaction, queue_timeout, transaction_timeout, priority, watchdog, on_disconnect, note
         )
+        return LockContext(self._connection, request)
 
     def elect(
         self, name: str, *, transaction_timeout: float | timedelta = 10.0, note: str | None = None
@@ -488,19 +481,11 @@ class Client:
 
         Arguments and errors are those of `genie.Client.acquire`. Timeouts are in seconds.
         """
-        return acquire(
-            self._connection,
-            self._request(
-                resources,
-                transaction=transaction,
-                queue_timeout=queue_timeout,
-                transaction_timeout=transaction_timeout,
-                priority=priority,
-                watchdog=watchdog,
-                on_disconnect=on_disconnect,
-                note=note,
-            ),
+        ref = self._connection.new_ref()
+        request = make_request(
+            ref, resources, transaction, queue_timeout, transaction_timeout, priority, watchdog, on_disconnect, note
         )
+        return acquire(self._connection, request)
 
     def try_acquire(
         self,
@@ -516,15 +501,9 @@ class Client:
 
         Arguments and errors are those of `acquire`, except that QueueTimeout is never raised.
         """
-        request = self._request(
-            resources,
-            transaction=transaction,
-            queue_timeout=0,
-            transaction_timeout=transaction_timeout,
-            priority=priority,
-            watchdog=watchdog,
-            on_disconnect=on_disconnect,
-            note=note,
+        ref = self._connection.new_ref()
+        request = make_request(
+            ref, resources, transaction, 0, transaction_timeout, priority, watchdog, on_disconnect, note
         )
         try:
             return acquire(self._connection, request)
@@ -641,7 +620,3 @@ class Client:
         See `genie.Client.extend` for the effect on the client that acquired the lock, and for the errors.
         """
         self._connection.call(Extend(id, to_seconds(seconds, "seconds"), self._connection.find_held_lock(id)))
-
-    def _request(self, resources: Sequence[str], **options: Any) -> Request:
-        """Make the object of a request, which is not sent yet. Raises ValueError or TypeError for invalid arguments."""
-        return commands.make_request(self._connection.new_ref(), resources, **options)

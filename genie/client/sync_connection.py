@@ -26,7 +26,7 @@ from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address, ClientOptions
 from genie.client.handover import Guard, Handover
 from genie.client.process import current_process
-from genie.client.session import is_unknown_id
+from genie.client.requests import is_unknown_id
 from genie.client.watches import Change, Watch
 from genie.errors import ConnectionLost, GenieError
 
@@ -68,7 +68,7 @@ class SyncConnection:
     ) -> None:
         self.aio = AsyncConnection(addresses, options)
         """The connection. Only the background thread changes it."""
-        self.new_ref = self.aio.session.new_ref
+        self.new_ref = self.aio.session.calls.new_ref
         """Returns a new reference for a request. Thread-safe."""
         self._loop: asyncio.AbstractEventLoop
         """The event loop of the background thread."""
@@ -301,7 +301,7 @@ class SyncConnection:
 
     def find_held_lock(self, id: int) -> Request | None:
         """Return the request of the lock with this id if this client holds the lock, else None."""
-        return self.aio.session.find_held_lock(id)
+        return self.aio.session.requests.find_held(id)
 
     @property
     def up(self) -> bool:
@@ -500,7 +500,8 @@ class SyncConnection:
         if pending_release is None:
             handover.set_result("")
         else:
-            self.aio.limit_wait(pending_release, handover, time.monotonic())
+            pending_release.future = handover
+            self.aio.session.calls.limit_wait(pending_release, time.monotonic())
 
     def _await_change(self, watch: Watch, handover: Handover[None]) -> None:
         """Complete `handover` with None as soon as the watch has a change or has ended."""

@@ -16,15 +16,17 @@ such a snapshot counts as held until its `unlocked` arrives, or a lock that conf
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final, Literal
 
 from msgspec import Struct
 
+from genie.client.calls import Calls
 from genie.client.commands import Call, Outcome, make_line
+from genie.client.handshake import UP, Handshake
 from genie.errors import GenieError
-from genie.protocol.messages import Event, HeldRow, Watching
+from genie.protocol.messages import Event, HeldRow, Unwatched, Watching
 from genie.protocol.resources import check_name
 
 MAX_BUFFERED_CHANGES: Final = 10_000
@@ -71,6 +73,8 @@ class Watch(Call):
     """The command `watch`, and the changes that result from it. The command is sent when the first change is awaited."""
 
     __slots__ = ("changes", "error", "held_locks", "prefix", "state", "truncated", "wants_next")
+
+    fails_with_connection = False
 
     def __init__(self, prefix: str) -> None:
         if prefix:
@@ -150,6 +154,8 @@ class Unwatch(Call):
 
     __slots__ = ()
 
+    fails_with_connection = False
+
     def __init__(self, prefix: str) -> None:
         super().__init__(make_line("unwatch", prefix=prefix))
 
@@ -158,11 +164,11 @@ class Watches:
     """The open watches of a client.
 
     Several watches may have the same prefix: the server sends each event of the prefix once, for all of them.
-
-    A method with an `outcomes` parameter appends the outcome of each watch whose consumer waits and can continue.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handshake: Handshake, calls: Calls) -> None:
+        self._handshake = handshake
+        self._calls = calls
         self._open_watches: dict[Watch, None] = {}
         """An ordered set of the open watches."""
         self._subscribed_prefixes: set[str] = set()
@@ -175,26 +181,30 @@ class Watches:
 
     # -- calls of the consumer ----------------------------------------------------------------------------
 
-    def request_next(self, watch: Watch) -> None:
-        """Record that the consumer waits for the next change. The watch must not have ended, and must have no changes."""
+    def request_next(self, watch: Watch, now: float) -> None:
+        """Record that the consumer of a watch waits for the next change, and send the `watch` command if necessary.
+
+        The watch must not have ended, and must have no changes. The next change, or the end of the watch, is returned later
+        among the outcomes of a received message.
+        """
         self._open_watches[watch] = None
         watch.wants_next = True
+        self.send_needed(now)
 
-    def close(self, watch: Watch, outcomes: list[Outcome]) -> bool:
-        """End a watch. Returns True if the caller must send `unwatch`, because no other open watch has the same prefix."""
+    def close(self, watch: Watch, now: float) -> None:
+        """End a watch, and unsubscribe from its prefix unless another watch has the same prefix."""
         self._open_watches.pop(watch, None)
-        self._end(watch, error=None, outcomes=outcomes)
-        if watch.prefix not in self._subscribed_prefixes or any(
-            other.prefix == watch.prefix for other in self._open_watches
-        ):
-            return False
-        self._subscribed_prefixes.discard(watch.prefix)
-        return True
+        self._end(watch, error=None)
+        has_other = any(other.prefix == watch.prefix for other in self._open_watches)
+        if watch.prefix in self._subscribed_prefixes and not has_other:
+            self._subscribed_prefixes.discard(watch.prefix)
+            self._calls.send(Unwatch(watch.prefix), now)
 
-    def close_all(self, outcomes: list[Outcome]) -> None:
-        """End all watches, because the client is being closed."""
-        for watch in list(self._open_watches):
-            self.close(watch, outcomes)
+    def close_all(self) -> None:
+        """End all watches, because the client is being closed, and its session with it."""
+        for watch in self.all():
+            del self._open_watches[watch]
+            self._end(watch, error=None)
 
     def all(self) -> list[Watch]:
         """Return all open watches."""
@@ -202,24 +212,42 @@ class Watches:
 
     # -- events of the connection -------------------------------------------------------------------------
 
-    def to_send(self) -> Iterator[Watch]:
-        """Yield the watches that need a snapshot, and whose `watch` command must be sent now."""
-        return (watch for watch in list(self._open_watches) if self._must_send(watch))
+    def send_needed(self, now: float) -> None:
+        """Send the `watch` command of each watch that needs a snapshot now, if there is a connection.
 
-    def on_sent(self, watch: Watch) -> None:
-        """Record that a `watch` command was sent on this connection."""
-        self._unanswered.add(watch)
-        self._subscribed_prefixes.add(watch.prefix)
+        It needs one if its consumer waits, it is lagging, and no reply to its command is awaited.
+        """
+        if self._handshake.phase is not UP:
+            return
+        for watch in self._open_watches:
+            if watch.wants_next and watch not in self._unanswered and watch.state is WatchState.LAGGING:
+                self._calls.send(watch, now)
+                self._unanswered.add(watch)
+                self._subscribed_prefixes.add(watch.prefix)
 
-    def on_watching(self, watch: Watch, reply: Watching.Payload, outcomes: list[Outcome]) -> None:
+    def on_message(self, message: Watching | Unwatched | Event, now: float) -> None:
+        """Handle the reply to a `watch` or `unwatch`, or the event `lagged`: the server has ended all subscriptions."""
+        match message:
+            case Watching():
+                self._on_watching(message.payload)
+            case Unwatched():
+                self._calls.pop(Unwatch, message.payload.ref)
+            case Event():
+                self._resynchronize()
+                self.send_needed(now)
+
+    def _on_watching(self, reply: Watching.Payload) -> None:
         """Apply the snapshot in the reply to a `watch` command. After that the watch applies events."""
+        watch = self._calls.pop(Watch, reply.ref)
+        if watch is None:
+            return
         self._unanswered.discard(watch)
         if watch.state is WatchState.LAGGING:  # else the watch was closed while the reply was awaited
             watch.state = WatchState.LIVE
             watch.apply_snapshot(reply.held, reply.truncated)
-            self._wake(watch, outcomes)
+            self._wake(watch)
 
-    def on_rejected(self, watch: Watch, error: GenieError, outcomes: list[Outcome]) -> None:
+    def on_rejected(self, watch: Watch, error: GenieError) -> None:
         """End a watch that the server rejected with `error`.
 
         A consumer that waits for a change gets the error now. Otherwise the consumer gets it when it next asks for a change.
@@ -227,9 +255,9 @@ class Watches:
         self._unanswered.discard(watch)
         self._open_watches.pop(watch, None)
         watch.error = error if watch.future is None else None
-        self._end(watch, error, outcomes)
+        self._end(watch, error)
 
-    def on_event(self, event: Event.Payload, outcomes: list[Outcome]) -> None:
+    def on_event(self, event: Event.Payload) -> None:
         """Apply a `locked` or `unlocked` event to all live watches with a matching prefix.
 
         A watch whose buffer of unconsumed changes is full ignores the event, and needs a snapshot later.
@@ -244,10 +272,15 @@ class Watches:
             elif event.state == "unlocked":
                 watch.apply_unlocked(event.resource, event.id)
             if watch.wants_next:
-                self._wake(watch, outcomes)
+                self._wake(watch)
 
-    def on_lagged(self) -> None:
-        """Resynchronize all watches, because the server has ended all subscriptions of this connection.
+    def on_disconnected(self) -> None:
+        """Resynchronize all watches on the next connection."""
+        self._unanswered.clear()
+        self._resynchronize()
+
+    def _resynchronize(self) -> None:
+        """Make all watches fetch a snapshot, because their subscriptions have ended.
 
         The prefix of a `watch` command without a reply remains subscribed, because the server executes the command later.
         This is also true if the watch was closed after the command was sent.
@@ -256,28 +289,19 @@ class Watches:
         for watch in self._open_watches:
             watch.state = WatchState.LAGGING
 
-    def on_disconnected(self) -> None:
-        """Resynchronize all watches on the next connection."""
-        self._unanswered.clear()
-        self.on_lagged()
-
     # -- helpers ------------------------------------------------------------------------------------------
 
-    def _must_send(self, watch: Watch) -> bool:
-        """Return whether a snapshot must be requested now: the consumer waits, and no request for one is unanswered."""
-        return watch.wants_next and watch not in self._unanswered and watch.state is WatchState.LAGGING
-
-    def _wake(self, watch: Watch, outcomes: list[Outcome]) -> None:
+    def _wake(self, watch: Watch) -> None:
         """Append the outcome that wakes the consumer of a watch, if the consumer waits and the watch has a change."""
         if watch.wants_next and watch.changes:
             watch.wants_next = False
-            outcomes.append(Outcome(watch))
+            self._calls.outcomes.append(Outcome(watch))
 
-    def _end(self, watch: Watch, error: GenieError | None, outcomes: list[Outcome]) -> None:
+    def _end(self, watch: Watch, error: GenieError | None) -> None:
         """End a watch. If the consumer waits, `error` is raised there; None: the consumer's iteration ends."""
         watch.state = WatchState.ENDED
         watch.changes.clear()
         watch.held_locks.clear()
         if watch.wants_next:
             watch.wants_next = False
-            outcomes.append(Outcome(watch, error=error))
+            self._calls.outcomes.append(Outcome(watch, error=error))

@@ -233,7 +233,7 @@ async def test_a_watchdog_extends_the_lock_while_the_block_runs(client):
         link, request = client._connection, lock._request
         first = request.expires_at
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
-        link.session._requests.renew_all(asyncio.get_running_loop().time())  # that is now
+        link.session.requests.live.renew_all(asyncio.get_running_loop().time())  # that is now
         link.flush_soon()
         while request.expires_at == first:
             await client.ping()
@@ -319,7 +319,7 @@ async def test_close_releases_cancelled_requests(genie, other):
     async with connect(*genie.address) as client:
         task = asyncio.create_task(client.acquire("leaving"))
         await asyncio.sleep(0)
-        assert client._connection.session._requests.by_ref
+        assert client._connection.session.requests.live.by_ref
         task.cancel()
         await asyncio.wait([task])
     async with other.lock("leaving", queue_timeout=0):
@@ -444,9 +444,9 @@ async def test_the_timeouts_of_releases_need_no_timers_and_leave_nothing(genie: 
         locks = [await client.acquire(f"lock-{number}") for number in range(3)]
         releases = [asyncio.create_task(lock.release()) for lock in locks]
         await asyncio.sleep(0)
-        assert len(client._connection._deadlines) == 3
+        assert len(client._connection.session.calls._deadlines) == 3
         await asyncio.gather(*releases)
-        assert not client._connection._deadlines
+        assert not client._connection.session.calls._deadlines
         assert client._connection._waiting_tasks == 0
 
 

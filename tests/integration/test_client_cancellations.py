@@ -172,7 +172,7 @@ async def test_a_cancellation_at_any_await_of_a_call(client, other, call, when_d
             await free.release()
             await client.ping()
             session = client._connection.session
-            assert (session.held_requests(), list(session._watches.all())) == ([], [])
+            assert (session.requests.held(), list(session.watches.all())) == ([], [])
             if not cancelled.reached:
                 break
     assert 2 <= number < MAX_AWAITS, "cancelled at each await"

@@ -101,7 +101,7 @@ class TestWithAsyncio:
         cut(first_way)
         await asyncio.to_thread(until_down, link)
         extending = asyncio.create_task(asyncio.to_thread(lock.extend, 3600))
-        while not link.aio.session._deferred_calls:  # noqa: ASYNC110 - in another thread
+        while not link.aio.session.calls.deferred:  # noqa: ASYNC110 - in another thread
             await asyncio.sleep(0.001)
         lock.detach()
         first_way.closed = False

@@ -53,7 +53,7 @@ async def test_a_leadership_is_extended_while_its_block_runs(client):
     async with client.elect("leader/extended", transaction_timeout=30) as leadership:
         link, request = client._connection, leadership._request
         first = request.expires_at
-        link.session._requests.renew_all(asyncio.get_running_loop().time())
+        link.session.requests.live.renew_all(asyncio.get_running_loop().time())
         link.flush_soon()
         while request.expires_at == first:
             await client.ping()

@@ -170,7 +170,7 @@ async def test_a_lock_whose_server_has_stopped_expires_locally():
                 await asyncio.Event().wait()
 
         line = await scripted.accept()
-        client._connection.response_timeout = 0.3  # to leave by
+        client._connection.session.calls.response_timeout = 0.3  # to leave by
         task = asyncio.create_task(work())
         await line.grant()
         with pytest.raises(TransactionTimeout):
@@ -199,7 +199,7 @@ async def test_the_end_of_a_block_without_a_server_is_bounded_and_keeps_the_erro
             lock = await block.__aenter__()
             await entering
         await wait_until_disconnected(client)
-        client._connection.response_timeout = 0.3
+        client._connection.session.calls.response_timeout = 0.3
         if raises:
             assert await block.__aexit__(KeyError, KeyError(), None) is None
         else:  # the work of the block has succeeded
@@ -218,7 +218,7 @@ async def test_a_release_without_a_reply_is_bounded(client, scripted):
     waiting = asyncio.create_task(client.acquire("a", transaction_timeout=3600))
     await line.grant()
     lock = await waiting
-    client._connection.response_timeout = 0.3
+    client._connection.session.calls.response_timeout = 0.3
     with pytest.raises(Unavailable, match="the server does not answer"):
         await lock.release()
 
@@ -258,8 +258,7 @@ async def test_a_call_waits_for_a_server_only_for_the_response_timeout():
         await client.__aenter__()
         await scripted.accept()
     await wait_until_disconnected(client)
-    client._connection.response_timeout = 0.3
-    client._connection.session._response_timeout = client._connection.session._requests._response_timeout = 0.3
+    client._connection.session.calls.response_timeout = 0.3
     for call in (client.try_acquire("a"), client.acquire("a", queue_timeout=0.05), client.ping(), client.release(5)):
         with pytest.raises(Unavailable, match=rf"no server at 127\.0\.0\.1:{scripted.port}: .*"):
             await call
@@ -503,8 +502,7 @@ async def test_threads_calls_wait_for_a_server_only_for_the_response_timeout():
         with sync.connect("127.0.0.1", port) as client:
             with pytest.raises(ConnectionLost):
                 client.ping()
-            aio = client._connection.aio
-            aio.response_timeout = aio.session._response_timeout = aio.session._requests._response_timeout = 0.3
+            client._connection.aio.session.calls.response_timeout = 0.3
             with pytest.raises(Unavailable, match="no server at"):
                 client.ping()
             with pytest.raises(Unavailable, match="5 could not be released"):

@@ -191,11 +191,11 @@ def check_after(client: sync.Client, other: sync.Client, known: Known, ids: list
     free = other.acquire(NAME, "interrupted/second", queue_timeout=WAIT_S)  # granted as soon as nothing is left
     free.release()
     session = client._connection.aio.session
-    assert session.held_requests() == [], reached
+    assert session.requests.held() == [], reached
     until = time.monotonic() + WAIT_S
-    while list(session._watches.all()) and time.monotonic() < until:
+    while list(session.watches.all()) and time.monotonic() < until:
         client.ping()
-    assert list(session._watches.all()) == [], reached
+    assert list(session.watches.all()) == [], reached
 
 
 # -- real signals -------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def test_a_watchdog_extends_the_lock_while_the_block_runs(client):
         first = request.expires_at
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
         link._execute_and_wait(
-            lambda: (link.aio.session._requests.renew_all(time.monotonic()), link.aio.flush())
+            lambda: (link.aio.session.requests.live.renew_all(time.monotonic()), link.aio.flush())
         )  # that is now
         while request.expires_at == first:
             assert not lock.lost.is_set()
@@ -198,7 +198,9 @@ def test_ctrl_c_before_the_id_is_known_releases_the_request(genie, other):
         link = client._connection
         request = client._request([name])
         session = link.aio.session
-        link._execute_and_wait(lambda: (session.send(request, 0.0), session.abandon(request, 0.0), link.aio.flush()))
+        link._execute_and_wait(
+            lambda: (session.requests.send(request, 0.0), session.abandon(request, 0.0), link.aio.flush())
+        )
     assert other.try_acquire(name) is not None
     assert request.state.name == "ENDED"
 

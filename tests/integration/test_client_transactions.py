@@ -271,7 +271,7 @@ async def test_the_result_of_a_block_survives_a_release_that_is_not_confirmed(cl
         async with client.lock("r/1") as lock:
             connection = client._connection
             connection.connect_timeout = 0.05
-            connection.session._handle_released = lambda *_: None  # the reply is lost
+            connection.session.requests.on_released = lambda *_: None  # the reply is lost
             return f"done under {lock.id}"
 
     with caplog.at_level(logging.WARNING, "genie.client"):
@@ -380,8 +380,10 @@ async def test_a_cancellation_that_arrives_with_a_lost_lock_is_not_swallowed(cli
     request = None
     while request is None or not request.fence:
         await asyncio.sleep(0)
-        request = next(iter(client._connection.session._requests.by_ref.values()), None)
-    client._connection.session._mark_lost(request, LockLost("lost", id=request.id), [])
+        request = next(iter(client._connection.session.requests.live.by_ref.values()), None)
+    session = client._connection.session
+    session.requests._lose(request, LockLost("lost", id=request.id))
+    session.calls.take_outcomes()  # before the owner is notified
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

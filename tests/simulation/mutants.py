@@ -233,7 +233,7 @@ MUTANTS = [
     # -- beliefs
     Mutant(
         "the client counts the session timeout from when it notices that the connection is lost",
-        "client/pending.py",
+        "client/keepalive.py",
         '''        self.ends_at = max(self.ends_at, sent_at + self.timeout_s)
 
     def stop(self) -> None:
@@ -250,23 +250,23 @@ MUTANTS = [
     ),
     Mutant(
         "the client counts the timeout of a lock from the arrival of the grant",
-        "client/session.py",
-        "since = max(self._connected_at, request.first_sent_at or 0.0)",
+        "client/requests.py",
+        "since = max(handshake.connected_at, request.first_sent_at or 0.0)",
         "since = now",
         first=FIRST_BELIEF_SEED,
     ),
     Mutant(
         "an extension that shortens a lock counts from its answer",
-        "client/session.py",
-        "self._requests.limit_hold(call.request, call)",
+        "client/requests.py",
+        "self.live.limit_hold(extend.request, extend)",
         "pass",
         first=FIRST_BELIEF_SEED,
     ),
     Mutant(
         "a client that closes keeps its bound locks until the answer to bye",
         "client/session.py",
-        "        self._watches.close_all(outcomes)\n        self._lose_bound_locks(outcomes)\n",
-        "        self._watches.close_all(outcomes)\n",
+        "        self.watches.close_all()\n        self.requests.lose_bound()\n",
+        "        self.watches.close_all()\n",
         first=FIRST_BELIEF_SEED,
     ),
     Mutant(

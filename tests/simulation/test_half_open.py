@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import genie
-from genie.client.pending import SessionLease
+from genie.client.keepalive import SessionLease
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import SimLoop, deterministic
 from genie.testing.simulation.network import Connection, Network, RandomDelays

@@ -9,7 +9,7 @@ import pytest
 
 from genie.client.config import Address
 from genie.client.failover import AddressRound, ServerList
-from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
+from genie.client.keepalive import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
 from genie.client.session import ClientSession
 from support.processes.servers import WAIT_S
 
@@ -28,7 +28,7 @@ def skip(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def shorten_keepalive(session: ClientSession, now: float) -> None:
     """Start the ping timer now, with a short interval and a short ping timeout, for the current connection only."""
-    keepalive, stop = session._keepalive, session._keepalive.stop
+    keepalive, stop = session.calls.keepalive, session.calls.keepalive.stop
 
     def restore_and_stop() -> None:
         keepalive.ping_interval_s, keepalive.timeout_step_s = PING_INTERVAL_S, PING_TIMEOUT_STEP_S

@@ -108,9 +108,9 @@ class RefIgnoringSession(ClientSession):
 def connected_session(kind: type[ClientSession] = ClientSession, *, keepalive: bool = False) -> ClientSession:
     """Return a session on its first connection, with or without a keepalive."""
     session = kind(SECRET)
-    session._ref_prefix = ""
+    session.calls._ref_prefix = ""
     if not keepalive:
-        session._keepalive.start = lambda _: None  # type: ignore[method-assign]
+        session.calls.keepalive.start = lambda _: None  # type: ignore[method-assign]
     assert complete_handshake(session, resumed=False) == []
     assert session.data_to_send() == b""
     return session
@@ -128,7 +128,7 @@ def complete_handshake(
     assert session.data_to_send() == b"", "nothing is sent during the resumption"
     outcomes += session.receive_data(PONG, now)
     assert session.up
-    assert not session.close_reason
+    assert not session.handshake.close_reason
     return outcomes
 
 
@@ -139,8 +139,8 @@ def reconnect(session: ClientSession, *resumption: bytes, resumed: bool = True, 
 
 
 def send_request(session: ClientSession, *resources: str, now: float = 0.0, **options: object) -> Request:
-    request = commands.make_request(session.new_ref(), resources or ("a",), **options)  # type: ignore[arg-type]
-    session.send(request, now)
+    request = commands.make_request(session.calls.new_ref(), resources or ("a",), **options)  # type: ignore[arg-type]
+    session.requests.send(request, now)
     return request
 
 

@@ -162,7 +162,7 @@ def test_the_lost_server_is_tried_last():
     servers = ServerList([Address("a", 1), Address("b", 2), Address("c", 3)], 9)
     assert "a:1 was lost: cut" in servers.on_disconnect(Address("a", 1), "cut", 0.1)
     assert list(servers.next_round()) == [Address("b", 2), Address("c", 3), Address("a", 1)]
-    assert str(servers.unavailable_error()) == "no server at b:2, c:3, a:1: cut"
+    assert servers.explain_unavailable() == "no server at b:2, c:3, a:1: cut"
 
 
 class TestRedirects:

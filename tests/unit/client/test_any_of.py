@@ -20,8 +20,8 @@ MAX_WEIGHT = 2**63 - 1
 
 
 def choose(session: ClientSession, *resources: str, target: int = 1, **options: object) -> Request:
-    request = make_any_request(session.new_ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
-    session.send(request, 0.0)
+    request = make_any_request(session.calls.new_ref(), resources or ("a", "shared:b", "c"), target, **options)  # type: ignore[arg-type]
+    session.requests.send(request, 0.0)
     return request
 
 

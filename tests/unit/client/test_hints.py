@@ -59,7 +59,7 @@ def test_blockers_of_other_processes_cause_no_hint(row):
 
 def test_a_released_lock_causes_no_hint():
     session = connected_session()
-    session.release(granted_request(session, 906), 0.0)
+    session.requests.release(granted_request(session, 906), 0.0)
     session.data_to_send()
     assert timeout(session, blocker(906)).hint == ""
 

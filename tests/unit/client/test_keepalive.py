@@ -7,7 +7,7 @@ import math
 import pytest
 
 from genie.client.commands import Extend, Inspect, Ping, Release
-from genie.client.pending import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
+from genie.client.keepalive import PING_INTERVAL_S, PING_TIMEOUT_STEP_S, PING_TIMEOUT_STEPS
 from genie.client.session import ClientSession
 from support.network.scripted_server import (
     RefIgnoringSession,
@@ -42,7 +42,7 @@ def run(session: ClientSession, until: float) -> list[tuple[float, bytes]]:
         data = session.data_to_send()
         if data:
             sent.append((now, data))
-        if session.close_reason:
+        if session.handshake.close_reason:
             break
     return sent
 
@@ -52,7 +52,7 @@ def with_pending_ping(session: ClientSession) -> None:
 
 
 def with_pending_release(session: ClientSession) -> None:
-    session.release(granted_request(session), 0.0)
+    session.requests.release(granted_request(session), 0.0)
 
 
 def with_held_lock(session: ClientSession) -> None:
@@ -84,9 +84,9 @@ def test_a_hung_server_is_pinged_once_and_then_left(expect_messages):
     expect_messages(session)
     session.data_to_send()
     assert run(session, GONE_S - 0.001) == [(PING_INTERVAL_S, PING)]
-    assert not session.close_reason
+    assert not session.handshake.close_reason
     assert run(session, GONE_S) == []
-    assert session.close_reason == "the server does not answer"
+    assert session.handshake.close_reason == "the server does not answer"
 
 
 @pytest.mark.parametrize("call", [Ping(), Inspect(), Release(7)])
@@ -95,7 +95,7 @@ def test_a_server_that_does_not_reply_to_a_call_is_left(call):
     session.send(call, 0.0)
     session.data_to_send()
     assert run(session, GONE_S) == [(PING_INTERVAL_S, PING)]
-    assert session.close_reason
+    assert session.handshake.close_reason
 
 
 def test_an_idle_client_sends_no_pings():
@@ -104,7 +104,7 @@ def test_an_idle_client_sends_no_pings():
     assert session.next_timer == math.inf
     lock = granted_request(session, now=100.0, transaction_timeout=1000)
     assert session.next_timer == 100.0 + PING_INTERVAL_S
-    session.release(lock, 101.0)
+    session.requests.release(lock, 101.0)
     session.receive_data(released(101, "success", "2"), 101.0)
     session.data_to_send()
     assert run(session, 300.0) == []
@@ -120,7 +120,7 @@ def test_a_server_that_replies_is_pinged_again_after_the_next_interval():
     assert session.receive_data(PONG, late)[0][1:] == (None, None)
     assert run(session, late + PING_INTERVAL_S) == [(late + PING_INTERVAL_S, PING)]
     assert run(session, late + GONE_S) == []
-    assert session.close_reason
+    assert session.handshake.close_reason
 
 
 @pytest.mark.parametrize("word", [PONG[:5], queued(101, "1")])
@@ -130,7 +130,7 @@ def test_any_received_bytes_restart_the_interval(word):
     session.data_to_send()
     session.receive_data(word, PING_INTERVAL_S - 0.5)
     assert run(session, GONE_S + PING_INTERVAL_S - 0.501) == [(2 * PING_INTERVAL_S - 0.5, PING)]
-    assert not session.close_reason
+    assert not session.handshake.close_reason
 
 
 def test_the_reply_to_a_keepalive_ping_completes_no_other_ping():
@@ -141,7 +141,7 @@ def test_the_reply_to_a_keepalive_ping_completes_no_other_ping():
     session.send(mine, PING_INTERVAL_S)
     assert session.receive_data(PONG, PING_INTERVAL_S)[0][0] is not mine
     assert session.receive_data(PONG, PING_INTERVAL_S) == [(mine, None, None)]
-    assert not session.close_reason
+    assert not session.handshake.close_reason
 
 
 def test_a_server_that_replies_unavailable_is_left_at_once():
@@ -149,7 +149,7 @@ def test_a_server_that_replies_unavailable_is_left_at_once():
     sent_request(session)
     run(session, PING_INTERVAL_S)
     session.receive_data(error("unavailable", "no store"), PING_INTERVAL_S + 2)
-    assert "no store" in session.close_reason
+    assert "no store" in session.handshake.close_reason
 
 
 def test_a_suspended_client_reads_before_the_timeout_counts():
@@ -157,22 +157,22 @@ def test_a_suspended_client_reads_before_the_timeout_counts():
     sent_request(session, queue_timeout=1000)
     run(session, PING_INTERVAL_S)
     session.on_timer(PING_INTERVAL_S + 100.0)
-    assert not session.close_reason
+    assert not session.handshake.close_reason
     session.receive_data(PONG, PING_INTERVAL_S + 100.0)
     assert run(session, PING_INTERVAL_S + 100.0 + GONE_S - 0.001) == [(2 * PING_INTERVAL_S + 100.0, PING)]
-    assert not session.close_reason
+    assert not session.handshake.close_reason
 
 
 def test_the_next_connection_has_its_own_keepalive():
     session = connected(keepalive=True)
     request = sent_request(session, queue_timeout=1000, transaction_timeout=1000)
     run(session, GONE_S)
-    assert session.close_reason
+    assert session.handshake.close_reason
     session.on_disconnected("gone")
     session.on_timer(50.0)
     session.on_connected(0.0)
     session.on_timer(51.0)
-    assert not session.close_reason
+    assert not session.handshake.close_reason
     session.on_disconnected("gone again")
     complete_handshake(session, now=60.0)
     assert session.data_to_send() == request.line

@@ -144,7 +144,7 @@ def test_blockers_after_the_end_of_the_wait_are_ignored(
     """The caller was cancelled, and `locked` arrives before the answer to the release."""
     session = connected_session()
     request = traced_request(session)
-    session.release(request, 0.0)
+    session.requests.release(request, 0.0)
     request.fail_wait(errors.ConnectionLost("the caller gave up"))
     assert session.receive_data(locked(101, "1", blockers=BLOCKERS), 0.0) == []
     assert events(finished_wait(exporter)) == []

@@ -152,7 +152,10 @@ class Simulation:
 
     def send_call(self, call: Call) -> None:
         call.future = self.pending_calls[call] = type(call).__name__
-        self.session.send(call, self.now)
+        if isinstance(call, Request):
+            self.session.requests.send(call, self.now)
+        else:
+            self.session.send(call, self.now)
 
     def lose_connection(self) -> None:
         self.server.input_queue = self.server.outbox = b""
@@ -188,7 +191,7 @@ class Simulation:
     def deliver(self, size: int) -> None:
         data, self.server.outbox = self.server.outbox[:size], self.server.outbox[size:]
         self.record_outcomes(self.session.receive_data(data, self.now))
-        assert not self.session.close_reason
+        assert not self.session.handshake.close_reason
         self.ids |= {request.id: request for request in self.requests if request.id}
 
 
@@ -224,19 +227,19 @@ def execute_client_step(simulation: Simulation, name: str, values: list) -> None
     match name, values:
         case "request", [resource, wait, hold]:
             new_request = commands.make_request(
-                session.new_ref(), [resource], queue_timeout=wait, transaction_timeout=hold
+                session.calls.new_ref(), [resource], queue_timeout=wait, transaction_timeout=hold
             )
             simulation.requests.append(new_request)
             simulation.send_call(new_request)
         case "choose", [names, target, hold]:
-            new_request = make_any_request(session.new_ref(), [*names], target, transaction_timeout=hold)
+            new_request = make_any_request(session.calls.new_ref(), [*names], target, transaction_timeout=hold)
             simulation.requests.append(new_request)
             simulation.send_call(new_request)
         case "leave", _ if request and request.state is RequestState.HELD:
-            release = session.release(request, simulation.now)
+            release = session.requests.release(request, simulation.now)
             release.future = simulation.pending_calls[release] = "leave"
         case "detach", _ if request and request.is_held(simulation.now):
-            session.detach(request, simulation.now)
+            session.requests.detach(request, simulation.now)
             server.extend(request.id, 60, simulation.now)
             simulation.detached.add(request)
         case "abandon", _ if request:
@@ -272,7 +275,7 @@ def execute_step(simulation: Simulation, name: str, values: list) -> None:
             server.execute_commands(simulation.now)
         case "tick", _:
             simulation.record_outcomes(session.on_timer(simulation.now))
-            if session.close_reason:
+            if session.handshake.close_reason:
                 simulation.lose_connection()  # silent server; it detects the end at the next connection
         case "up", _:
             simulation.connect_until_up()
@@ -354,5 +357,5 @@ def test_every_call_ends_and_no_lock_leaks(script):
     simulation.server.expire(simulation.now)
     assert not simulation.server.manager.table.held
     assert not simulation.server.manager.table.waiting
-    assert not simulation.session._pending
-    assert not simulation.session._requests.by_ref
+    assert not simulation.session.calls.pending
+    assert not simulation.session.requests.live.by_ref

@@ -9,7 +9,8 @@ import orjson
 import pytest
 
 from genie.client.commands import Bye, Extend, Inspect, Ping, Release, Request, RequestState
-from genie.client.session import MAX_LINE_FROM_SERVER, MAX_UNKNOWN_GRANTS, ClientSession
+from genie.client.requests import MAX_UNKNOWN_GRANTS
+from genie.client.session import MAX_LINE_FROM_SERVER, ClientSession
 from genie.errors import (
     Blocker,
     CycleStep,
@@ -128,8 +129,8 @@ def test_an_unsolicited_released_means_that_the_lock_is_lost(reason, kind):
     assert call is request
     assert type(error) is kind
     assert request.error is error
-    assert session.release(request, 0.0) is None
-    assert session.find_held_lock(101) is None
+    assert session.requests.release(request, 0.0) is None
+    assert session.requests.find_held(101) is None
 
 
 @pytest.mark.parametrize("reason", ["success", "disconnected", "of-tomorrow"])
@@ -146,7 +147,7 @@ class TestRefs:
         session = connected_session()
         lock = granted_request(session)
         session.send(Ping(), 0.0)
-        session.release(lock, 0.0)
+        session.requests.release(lock, 0.0)
         session.send(Inspect(), 0.0)
         send_request(session)
         refs = [orjson.loads(line)["payload"]["ref"] for line in session.data_to_send().splitlines()]
@@ -186,7 +187,7 @@ class TestRefs:
         ping, request = Ping(), send_request(session)
         session.send(ping, 0.0)
         assert session.receive_data(message, 0.0) == []
-        assert not session.close_reason
+        assert not session.handshake.close_reason
         assert session.receive_data(pong(ping) + locked(101, request.ref), 0.0) == [
             (ping, None, None),
             (request, None, None),
@@ -212,7 +213,7 @@ class TestRelease:
         session = connected_session()
 
         def lock_and_release() -> None:
-            session.release(granted_request(session), 0.0)
+            session.requests.release(granted_request(session), 0.0)
             session.data_to_send()
             session.receive_data(released(101, "success", "2"), 0.0)
 
@@ -223,9 +224,9 @@ class TestRelease:
     def test_it_has_one_outcome(self):
         session = connected_session()
         request = granted_request(session)
-        call = session.release(request, 0.0)
+        call = session.requests.release(request, 0.0)
         assert session.data_to_send() == b'{"command":"release","payload":{"id":101,"ref":"2"}}\n'
-        assert session.release(request, 0.0) is None
+        assert session.requests.release(request, 0.0) is None
         assert session.receive_data(released(101, "success", "2"), 0.0) == [(call, "success", None)]
         assert request.error is None
         assert request.state is RequestState.ENDED
@@ -233,7 +234,7 @@ class TestRelease:
     def test_a_lock_that_times_out_while_it_is_released(self):
         session = connected_session()
         request = granted_request(session)
-        release_ = session.release(request, 0.0)
+        release_ = session.requests.release(request, 0.0)
         [(call, _, error)] = session.receive_data(released(101, "transaction-timeout", "1"), 0.0)
         assert call is request
         assert isinstance(error, TransactionTimeout)
@@ -244,7 +245,7 @@ class TestRelease:
     def test_the_reply_reveals_that_the_lock_had_ended(self):
         session = connected_session()
         request = granted_request(session)
-        release_ = session.release(request, 0.0)
+        release_ = session.requests.release(request, 0.0)
         lost, answer = session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert lost[0] is request
         assert isinstance(lost[2], TransactionTimeout)
@@ -283,7 +284,7 @@ class TestRelease:
     def test_of_a_lock_unknown_to_the_server_reports_it_as_lost(self):
         session = connected_session()
         request = granted_request(session)
-        release_ = session.release(request, 0.0)
+        release_ = session.requests.release(request, 0.0)
         lost, answer = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert (lost[0], answer[0]) == (request, release_)
         assert isinstance(request.error, LockLost)
@@ -291,12 +292,12 @@ class TestRelease:
     def test_without_permission_leaves_the_lock_held(self):
         session = connected_session()
         request = granted_request(session)
-        release_ = session.release(request, 0.0)
+        release_ = session.requests.release(request, 0.0)
         [(call, _, why)] = session.receive_data(error("unauthorized", id=101, ref="2"), 0.0)
         assert call is release_
         assert isinstance(why, RequestRejected)
         assert request.state is RequestState.HELD
-        assert session.release(request, 0.0) is not None
+        assert session.requests.release(request, 0.0) is not None
 
 
 def extend(id: int, ref: str, timeout_ms: int = 10_000) -> bytes:
@@ -374,7 +375,7 @@ class TestGrant:
     def test_cancelled_while_it_is_extended(self):
         session = connected_session()
         lock = waiting_grant(session)
-        call = session.release(lock, 50.5)
+        call = session.requests.release(lock, 50.5)
         assert session.data_to_send() == release(101, "3")
         session.receive_data(extended(101, "2"), 51.0)
         assert session.receive_data(released(101, "success", "3"), 51.0) == [(call, "success", None)]
@@ -439,7 +440,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
         complete_handshake(session, now=51.0)
         assert session.data_to_send() == lock.line
         assert (lock.id, lock.fence) == (0, 0)
-        session.release(lock, 52.0)
+        session.requests.release(lock, 52.0)
         assert session.data_to_send() == encode("release", ref="1")
 
     def test_after_the_end_of_the_session_the_lock_is_released_and_requested_again(self):
@@ -455,7 +456,7 @@ class TestReconnectDuringTheExtensionOfAGrant:
         session = connected_session()
         lock = waiting_grant(session)
         session.receive_data(error("unavailable", ref="2"), 51.0)
-        assert session.close_reason
+        assert session.handshake.close_reason
         session.on_disconnected("gone")
         complete_handshake(session, locked(101, "1", expiresIn=5_000), now=52.0)
         assert session.data_to_send() == extend(101, "3")
@@ -530,10 +531,10 @@ class TestExtendById:
     def test_of_an_own_lock_updates_its_expiry(self):
         session = connected_session()
         request = granted_request(session, transaction_timeout=10)
-        assert session.find_held_lock(101) is request
-        session.release(request, 0.0)
-        assert session.find_held_lock(101) is None
-        assert session.find_held_lock(102) is None
+        assert session.requests.find_held(101) is request
+        session.requests.release(request, 0.0)
+        assert session.requests.find_held(101) is None
+        assert session.requests.find_held(102) is None
 
 
 class TestAbandon:
@@ -561,7 +562,7 @@ class TestAbandon:
         session.receive_data(released(101, "queue-timeout", "1", waited=5), 0.0)
         assert request.state is RequestState.ENDED
         assert session.receive_data(released(101, "queue-timeout", "1"), 0.0) == []
-        assert not session.close_reason
+        assert not session.handshake.close_reason
 
     def test_of_a_rejected_request_ignores_the_second_error(self):
         session = connected_session()
@@ -570,7 +571,7 @@ class TestAbandon:
         outcomes = session.receive_data(error("too-many", ref="1") + error("unknown-id", ref="1"), 0.0)
         assert all(call.future is None for call, _, _ in outcomes)
         assert request.state is RequestState.ENDED
-        assert not session.close_reason
+        assert not session.handshake.close_reason
 
     def test_after_the_grant_releases_by_id(self):
         session = connected_session()
@@ -615,13 +616,13 @@ class TestErrorReplies:
         [(call, _, why)] = session.receive_data(error("unavailable", "no store", ref=ping.ref), 0.0)
         assert call is ping
         assert isinstance(why, Unavailable)
-        assert session.close_reason
+        assert session.handshake.close_reason
 
     def test_without_a_ref_close_the_connection(self):
         session = connected_session()
         send_request(session)
         session.receive_data(error("line-too-long", "too long"), 0.0)
-        assert "line-too-long" in session.close_reason
+        assert "line-too-long" in session.handshake.close_reason
 
     @pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"command":[]}', b'{"command":"queued","payload":{}}'])
     def test_an_invalid_line_closes_the_connection_after_the_valid_ones(self, line):
@@ -629,7 +630,7 @@ class TestErrorReplies:
         ping = Ping()
         session.send(ping, 0.0)
         assert session.receive_data(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
-        assert session.close_reason
+        assert session.handshake.close_reason
 
     def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = connected_session()
@@ -665,7 +666,7 @@ class TestTimers:
         session.on_timer(10.0)
         assert session.data_to_send() == b"", "it ends at the server as it does here"
         assert session.receive_data(released(101, "transaction-timeout", "1"), 10.0) == []
-        assert not session.close_reason
+        assert not session.handshake.close_reason
 
     def test_a_lock_extended_after_the_local_expiry_is_released(self):
         session = connected_session()
@@ -723,7 +724,7 @@ class TestTimers:
     def test_a_lock_that_is_being_released_does_not_expire(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
-        call = session.release(lock, 9.9)
+        call = session.requests.release(lock, 9.9)
         assert session.on_timer(10.0) == []
         assert session.receive_data(released(101, "success", "2"), 10.1) == [(call, "success", None)]
 
@@ -747,7 +748,7 @@ class TestTimers:
 
     def test_without_locks_there_is_no_timer(self):
         session = connected_session()
-        session.release(granted_request(session), 0.0)
+        session.requests.release(granted_request(session), 0.0)
         session.receive_data(released(101, "success", "2"), 0.0)
         session.on_timer(20.0)
         assert session.next_timer == math.inf
@@ -760,9 +761,9 @@ def test_the_client_accepts_lines_of_2_mib_and_no_longer_ones():
     assert MAX_LINE_FROM_SERVER == 2 << 20
     session = connected_session()
     assert session.receive_data(b"[" * MAX_LINE_FROM_SERVER, 0.0) == []
-    assert session.close_reason == ""
+    assert session.handshake.close_reason == ""
     session.receive_data(b"[[", 0.0)
-    assert session.close_reason == f"the server sent a line of more than {2 << 20} bytes"
+    assert session.handshake.close_reason == f"the server sent a line of more than {2 << 20} bytes"
 
 
 def unknown_grants(first: int, count: int) -> bytes:
@@ -773,17 +774,20 @@ def test_a_server_that_sends_many_unknown_grants_and_answers_no_release_is_left(
     session = connected_session()
     session.receive_data(unknown_grants(1, MAX_UNKNOWN_GRANTS), 0.0)
     assert session.data_to_send().count(b"\n") == MAX_UNKNOWN_GRANTS
-    assert session.close_reason == ""
+    assert session.handshake.close_reason == ""
     session.receive_data(unknown_grants(100_000, 5_000), 0.0)
-    assert session.close_reason == f"the server sent more than {MAX_UNKNOWN_GRANTS} locks that were not requested"
+    assert (
+        session.handshake.close_reason
+        == f"the server sent more than {MAX_UNKNOWN_GRANTS} locks that were not requested"
+    )
     assert session.data_to_send() == b""
     for _ in range(3):  # the releases are repeated, and no others are added
         session.on_disconnected("closed")
         complete_handshake(session)
         assert session.data_to_send().count(b'"release"') == MAX_UNKNOWN_GRANTS
         session.receive_data(unknown_grants(200_000, 5_000), 0.0)
-        assert session.close_reason
-    assert len(session._unknown_grants) == len(session._pending) == MAX_UNKNOWN_GRANTS
+        assert session.handshake.close_reason
+    assert len(session.requests._unknown_grants) == len(session.calls.pending) == MAX_UNKNOWN_GRANTS
 
 
 def test_unknown_grants_are_released_without_end_if_the_server_answers():
@@ -793,5 +797,5 @@ def test_unknown_grants_are_released_without_end_if_the_server_answers():
         commands = [orjson.loads(line)["payload"] for line in session.data_to_send().splitlines()]
         assert len(commands) == 500
         session.receive_data(b"".join(released(each["id"], "success", each["ref"]) for each in commands), 0.0)
-    assert session.close_reason == ""
-    assert len(session._unknown_grants) <= MAX_UNKNOWN_GRANTS
+    assert session.handshake.close_reason == ""
+    assert len(session.requests._unknown_grants) <= MAX_UNKNOWN_GRANTS

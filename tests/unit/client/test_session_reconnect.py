@@ -46,10 +46,10 @@ from support.network.scripted_server import (
 
 def pings_until(session: ClientSession, until: float) -> list[Ping]:
     """Call the timers of a session until a time, and return the pings that it sends."""
-    before = list(session._pending.values())
+    before = list(session.calls.pending.values())
     while session.next_timer <= until:
         assert session.on_timer(session.next_timer) == []
-    return [call for call in session._pending.values() if isinstance(call, Ping) and call not in before]
+    return [call for call in session.calls.pending.values() if isinstance(call, Ping) and call not in before]
 
 
 class TestHandshake:
@@ -86,7 +86,7 @@ class TestHandshake:
             ClientSession(session_timeout=timeout)
 
     def test_a_second_client_with_the_same_secret_uses_other_refs(self):
-        assert ClientSession(SECRET).new_ref() != ClientSession(SECRET).new_ref()
+        assert ClientSession(SECRET).calls.new_ref() != ClientSession(SECRET).calls.new_ref()
 
     def test_the_server_must_confirm_the_namespace(self):
         session = ClientSession(SECRET, namespace="billing")
@@ -96,9 +96,9 @@ class TestHandshake:
         assert (hello["session"], hello["sessionTimeout"], hello["namespace"]) == (SECRET, 10_000, "billing")
         for answer in (welcome(False), encode("welcome", protocol=1, resumed=False)):
             assert session.receive_data(answer + PONG, 0.0) == []
-            assert "not 'billing'" in session.close_reason
+            assert "not 'billing'" in session.handshake.close_reason
             assert not session.up
-            assert session.redirect is None
+            assert session.handshake.redirect is None
             assert session.data_to_send() == b"", "nothing is asked for elsewhere"
             session.on_disconnected("gone")
             session.on_connected(0.0)
@@ -118,7 +118,7 @@ class TestHandshake:
         session = ClientSession(SECRET)
         session.on_connected(0.0)
         session.receive_data(welcome(False, protocol=2) + PONG, 0.0)
-        assert "protocol 2" in session.close_reason
+        assert "protocol 2" in session.handshake.close_reason
         assert not session.up
 
     @pytest.mark.parametrize("code", ["unauthorized", "unknown-namespace", "unsupported-protocol"])
@@ -127,18 +127,18 @@ class TestHandshake:
         request = send_request(session)
         session.on_connected(0.0)
         session.receive_data(error(code, "no", ref="hello", supported=[7]) + error("unavailable", ref="resume"), 0.0)
-        assert session.close_reason
-        assert session.rejection is None, "another server may accept the client"
-        session.on_round_failed([session.handshake_rejection])
-        assert session.rejection is not None
-        assert session.rejection.code == code
+        assert session.handshake.close_reason
+        assert session.handshake.rejection is None, "another server may accept the client"
+        session.handshake.on_round_failed([session.handshake.final_error])
+        assert session.handshake.rejection is not None
+        assert session.handshake.rejection.code == code
         session.on_disconnected("gone")
         [(call, _, why)] = session.fail_callers(0.0)
         assert call is request
         assert isinstance(why, RequestRejected)
         assert why.code == code
         complete_handshake(session)
-        assert session.rejection is None
+        assert session.handshake.rejection is None
         assert session.data_to_send() == b"", "it was never sent"
 
     def test_a_temporary_rejection_does_not_fail_waiting_calls(self):
@@ -146,8 +146,8 @@ class TestHandshake:
         send_request(session)
         session.on_connected(0.0)
         session.receive_data(error("unavailable", "no", ref="hello"), 0.0)
-        assert session.close_reason
-        assert session.rejection is None
+        assert session.handshake.close_reason
+        assert session.handshake.rejection is None
         assert session.fail_callers(0.0) == []
 
     def test_welcome_sets_the_ping_interval(self):
@@ -167,18 +167,18 @@ class TestHandshake:
         session.on_connected(0.0)
         told = error("unavailable", "not the leader", **({} if leader is None else {"leader": leader}))
         assert session.receive_data(told * 2, 0.0) == []
-        assert "not the leader" in session.close_reason
-        assert session.redirect == (leader or "")
+        assert "not the leader" in session.handshake.close_reason
+        assert session.handshake.redirect == (leader or "")
         assert not session.up
         session.on_connected(0.0)
-        assert (session.close_reason, session.redirect) == ("", None)
+        assert (session.handshake.close_reason, session.handshake.redirect) == ("", None)
 
     def test_other_error_replies_do_not_redirect(self):
         session = ClientSession()
         session.on_connected(0.0)
         session.receive_data(error("bad-request", "what is hello?"), 0.0)
-        assert "what is hello?" in session.close_reason
-        assert session.redirect is None
+        assert "what is hello?" in session.handshake.close_reason
+        assert session.handshake.redirect is None
 
     def test_unavailable_during_the_resumption_closes_the_connection(self):
         session = ClientSession(SECRET)
@@ -186,7 +186,7 @@ class TestHandshake:
         session.on_connected(0.0)
         session.data_to_send()
         assert session.receive_data(welcome(False) + error("unavailable"), 0.0) == []
-        assert session.close_reason
+        assert session.handshake.close_reason
         assert not session.up
         assert session.data_to_send() == b""
         session.on_disconnected("gone")
@@ -198,7 +198,7 @@ class TestHandshake:
         session = ClientSession()
         session.on_connected(0.0)
         session.receive_data(line, 0.0)
-        assert session.close_reason
+        assert session.handshake.close_reason
 
     def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = ClientSession()
@@ -293,8 +293,8 @@ class TestWaitingRequest:
         request = send_request(session)
         session.data_to_send()
         assert session.receive_data(error("unavailable", ref="1", leader="b:1"), 0.0) == []
-        assert session.redirect == "b:1"
-        assert session.close_reason
+        assert session.handshake.redirect == "b:1"
+        assert session.handshake.close_reason
         reconnect(session)
         assert session.data_to_send() == request.line
 
@@ -311,7 +311,7 @@ class TestEndedSession:
         assert session.data_to_send() == release(101, "2")
         [(_, reason, _)] = session.receive_data(released(101, "success", "2"), 0.0)
         assert reason == "success"
-        assert session.release(lock, 0.0) is None
+        assert session.requests.release(lock, 0.0) is None
 
     def test_waiting_requests_are_reissued_with_the_rest_of_their_queue_timeout(self):
         session = connected_session()
@@ -342,7 +342,7 @@ class TestEndedSession:
     def test_a_pending_release_is_sent_by_id(self):
         session = connected_session()
         lock = granted_request(session)
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         reconnect(session, resumed=False)
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(error("unknown-id", id=101, ref="2"), 0.0) == [(left, "success", None)]
@@ -352,7 +352,7 @@ class TestEndedSession:
         session = connected_session()
         lock = granted_request(session)
         session.on_disconnected("gone")
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         complete_handshake(session, resumed=False)
         (lost, _, why), (answered, _, refused) = session.receive_data(error("unknown-id", id=101, ref="2"), 0.0)
         assert (lost, answered) == (lock, left)
@@ -362,7 +362,7 @@ class TestEndedSession:
     def test_a_lock_that_timed_out_before_its_release_is_lost(self):
         session = connected_session()
         lock = granted_request(session)
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         reconnect(session, resumed=False)
         outcomes = session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
         assert [outcome[0] for outcome in outcomes] == [lock, left]
@@ -478,7 +478,7 @@ class TestRelease:
         lock = granted_request(session)
         if not sent:
             session.on_disconnected("gone")
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         if sent:
             assert session.data_to_send() == release(101, "2")
             session.on_disconnected("gone")
@@ -491,19 +491,19 @@ class TestRelease:
     def test_executed_before_the_disconnect_is_a_success(self, answer):
         session = connected_session()
         lock = granted_request(session)
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         session.data_to_send()
         reconnect(session)
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(answer, 0.0) == [(left, "success", None)]
         assert (lock.state, lock.error) == (RequestState.ENDED, None)
-        assert not session._requests.by_ref
+        assert not session.requests.live.by_ref
 
     @pytest.mark.parametrize("resumed", [True, False])
     def test_executed_after_the_lock_timed_out_reports_the_loss(self, resumed):
         session = connected_session()
         lock = granted_request(session)
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         late = released(101, "transaction-timeout", "1")
         outcomes = reconnect(session, *([late] if resumed else []), resumed=resumed)
         outcomes += session.receive_data(released(101, "transaction-timeout", "2"), 0.0)
@@ -514,7 +514,7 @@ class TestRelease:
         session = connected_session()
         lock = granted_request(session)
         session.on_disconnected("gone")
-        left = session.release(lock, 0.0)
+        left = session.requests.release(lock, 0.0)
         [(call, _, why)] = complete_handshake(session, released(101, "transaction-timeout", "1"))
         assert call is lock
         assert session.data_to_send() == release(101, "2")
@@ -534,11 +534,11 @@ class TestRelease:
 
     def test_rejected_as_unavailable_is_sent_to_the_next_server(self):
         session = connected_session()
-        left = session.release(granted_request(session), 0.0)
+        left = session.requests.release(granted_request(session), 0.0)
         session.data_to_send()
         assert session.receive_data(error("unavailable", id=101, ref="2", leader="b:1"), 0.0) == []
-        assert session.close_reason
-        assert session.redirect == "b:1"
+        assert session.handshake.close_reason
+        assert session.handshake.redirect == "b:1"
         reconnect(session, locked(101, "1", expiresIn=5000))
         assert session.data_to_send() == release(101, "2")
         assert session.receive_data(released(101, "success", "2"), 0.0) == [(left, "success", None)]
@@ -600,7 +600,7 @@ class TestCancelledRequest:
         session = ClientSession(SECRET)
         assert complete_handshake(session, locked(56, "old-2", expiresIn=100), released(57, "success", "old-3")) == []
         assert session.data_to_send() == b"", "what that client held stays held"
-        session._ref_prefix = ""
+        session.calls._ref_prefix = ""
         assert session.receive_data(locked(55, "old-1"), 0.0) == []
         assert session.data_to_send() == release(55, "1")
         assert session.receive_data(released(55, "success", "1"), 0.0)[0][1] == "success"
@@ -609,8 +609,7 @@ class TestCancelledRequest:
 class TestResponseTimeout:
     @pytest.mark.parametrize(("queue_timeout", "end"), [(0, 5.0), (20, 25.0)])
     def test_while_disconnected(self, queue_timeout, end):
-        session = ClientSession(SECRET, response_timeout=5.0)
-        session.explain_unavailable = lambda: "no server at b:1"
+        session = ClientSession(SECRET, response_timeout=5.0, explain_unavailable=lambda: "no server at b:1")
         request = send_request(session, queue_timeout=queue_timeout)
         assert session.next_timer == end
         assert session.on_timer(end - 0.001) == []
@@ -690,7 +689,7 @@ class TestDeferredCalls:
         ping, inspect = Ping(), Inspect()
         inspect.future = Future()
         session.send(inspect, 1.0)
-        session.on_round_failed([RequestRejected("unauthorized", "no")])
+        session.handshake.on_round_failed([RequestRejected("unauthorized", "no")])
         [(call, _, why)] = session.fail_callers(2.0)
         assert (call, type(why)) == (inspect, RequestRejected)
         session.send(ping, 3.0)
@@ -748,7 +747,7 @@ class TestClose:
 
     def test_fails_pending_releases(self):
         session = connected_session()
-        left = session.release(granted_request(session), 0.0)
+        left = session.requests.release(granted_request(session), 0.0)
         [(call, _, why)] = session.finish_close()
         assert call is left
         assert isinstance(why, ConnectionLost)
@@ -826,7 +825,7 @@ class TestLockBoundToTheSession:
             [ping] = pings_until(session, now)
             assert ping.sent_at == pytest.approx(now)
             session.receive_data(pong(ping), now + interval / 4)
-        assert session._lease.ends_at == pytest.approx(now + session_timeout)
+        assert session.requests.lease.ends_at == pytest.approx(now + session_timeout)
 
     def test_is_extended_before_it_counts_as_held_if_the_lease_has_nearly_ended(self):
         session = connected_session()
@@ -834,7 +833,7 @@ class TestLockBoundToTheSession:
         session.data_to_send()
         assert session.receive_data(locked(101, lock.ref), 6.0) == []
         assert b'"command":"extend","payload":{"id":101' in session.data_to_send()
-        [extend] = [call for call in session._pending.values() if isinstance(call, Extend)]
+        [extend] = [call for call in session.calls.pending.values() if isinstance(call, Extend)]
         [(call, _, why), _] = session.receive_data(
             encode("extended", id=101, ref=extend.ref, transactionTimeout=1_000_000), 7.0
         )
@@ -844,11 +843,11 @@ class TestLockBoundToTheSession:
     def test_no_pings_are_sent_for_locks_that_are_not_bound_to_it(self):
         session = connected_session()
         bound = granted_request(session, on_disconnect="release")
-        session.release(bound, 0.0)
+        session.requests.release(bound, 0.0)
         session.data_to_send()
         granted_request(session, transaction_timeout=1000)
         assert pings_until(session, 100.0) == []
-        assert session._lease.next_timer == math.inf
+        assert session.requests.lease.next_timer == math.inf
 
     def test_is_lost_when_the_client_is_closed(self):
         session = connected_session()
@@ -873,7 +872,7 @@ class TestDetachedLock:
     def test_is_not_released_after_a_disconnect_longer_than_its_timeout(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
-        session.detach(lock, 1.0)
+        session.requests.detach(lock, 1.0)
         assert (lock.state, lock.is_held(1.0)) == (RequestState.DETACHED, False)
         session.on_disconnected("gone")
         assert session.on_timer(10.0) == []
@@ -886,7 +885,7 @@ class TestDetachedLock:
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
         session.on_disconnected("gone")
-        session.detach(lock, 9.9)
+        session.requests.detach(lock, 9.9)
         assert session.on_timer(10.0) == []
         assert complete_handshake(session, locked(101, "1", expiresIn=100_000), now=11.0) == []
         assert session.data_to_send() == b""
@@ -895,7 +894,7 @@ class TestDetachedLock:
     def test_is_not_released_if_the_resumption_does_not_mention_it(self, resumed):
         session = connected_session()
         lock = granted_request(session)
-        session.detach(lock, 0.0)
+        session.requests.detach(lock, 0.0)
         assert reconnect(session, resumed=resumed) == []
         assert session.data_to_send() == b""
         assert lock.error is None
@@ -904,13 +903,13 @@ class TestDetachedLock:
     def test_is_not_reported_as_lost(self, reason):
         session = connected_session()
         lock = granted_request(session)
-        session.detach(lock, 0.0)
+        session.requests.detach(lock, 0.0)
         assert session.receive_data(released(101, reason, "1"), 0.0) == []
         assert (lock.state, lock.error) == (RequestState.DETACHED, None)
 
     def test_is_not_extended_by_its_watchdog(self):
         session = connected_session()
-        session.detach(granted_request(session, transaction_timeout=9, watchdog=True), 0.0)
+        session.requests.detach(granted_request(session, transaction_timeout=9, watchdog=True), 0.0)
         reconnect(session, locked(101, "1", expiresIn=9000))
         session.on_timer(3.0)
         assert session.data_to_send() == b""
@@ -930,7 +929,7 @@ class TestDetachedLock:
         extend = Extend(lock.id, 5, lock)
         session.send(extend, 0.0)
         session.data_to_send()
-        session.detach(lock, 0.0)
+        session.requests.detach(lock, 0.0)
         assert [outcome[0] for outcome in session.receive_data(answer, 1.0)] == [extend]
         assert session.data_to_send() == b""
         assert (lock.state, lock.error) == (RequestState.DETACHED, None)
@@ -938,16 +937,16 @@ class TestDetachedLock:
     def test_is_not_released_when_the_client_is_closed(self):
         session = connected_session()
         lock = granted_request(session)
-        session.detach(lock, 0.0)
-        assert session.release(lock, 0.0) is None
+        session.requests.detach(lock, 0.0)
+        assert session.requests.release(lock, 0.0) is None
         assert session.begin_close(0.0) == session.finish_close() == []
         assert session.data_to_send() == b""
 
     def test_can_be_extended_and_released_by_its_id(self):
         session = connected_session()
         lock = granted_request(session)
-        session.detach(lock, 0.0)
-        assert session.find_held_lock(101) is None
+        session.requests.detach(lock, 0.0)
+        assert session.requests.find_held(101) is None
         extend, release_ = Extend(101, 5), Release(101)
         session.send(extend, 0.0)
         session.send(release_, 0.0)
@@ -958,15 +957,15 @@ class TestDetachedLock:
     def test_a_second_detach_does_nothing(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
-        session.detach(lock, 0.0)
-        session.detach(lock, 100.0)
+        session.requests.detach(lock, 0.0)
+        session.requests.detach(lock, 100.0)
         assert lock.state is RequestState.DETACHED
 
     def test_a_lock_bound_to_the_session_can_not_be_detached(self):
         session = connected_session()
         lock = granted_request(session, on_disconnect="release")
         with pytest.raises(ValueError, match="it ends with the session of this client"):
-            session.detach(lock, 0.0)
+            session.requests.detach(lock, 0.0)
         assert lock.state is RequestState.HELD
 
     def test_a_lost_lock_can_not_be_detached(self):
@@ -974,7 +973,7 @@ class TestDetachedLock:
         lock = granted_request(session)
         session.receive_data(released(101, "transaction-timeout", "1"), 0.0)
         with pytest.raises(TransactionTimeout) as caught:
-            session.detach(lock, 0.0)
+            session.requests.detach(lock, 0.0)
         assert caught.value is not lock.error
         assert lock.state is RequestState.ENDED
 
@@ -982,18 +981,18 @@ class TestDetachedLock:
         session = connected_session()
         lock = granted_request(session, transaction_timeout=10)
         with pytest.raises(TransactionTimeout):
-            session.detach(lock, 10.0)
+            session.requests.detach(lock, 10.0)
         assert [outcome[0] for outcome in session.on_timer(10.0)] == [lock]
 
     @pytest.mark.parametrize("answered", [True, False])
     def test_a_released_lock_can_not_be_detached(self, answered):
         session = connected_session()
         lock = granted_request(session)
-        session.release(lock, 0.0)
+        session.requests.release(lock, 0.0)
         if answered:
             session.receive_data(released(101, "success", "2"), 0.0)
         with pytest.raises(LockLost, match="lock 101 was released"):
-            session.detach(lock, 0.0)
+            session.requests.detach(lock, 0.0)
 
 
 def test_an_incomplete_line_of_the_old_connection_is_dropped():
@@ -1017,7 +1016,7 @@ def test_unsent_commands_of_the_old_connection_are_dropped():
 def test_a_retained_reply_for_an_ended_request_is_ignored():
     session = connected_session()
     lock = granted_request(session)
-    session.release(lock, 0.0)
+    session.requests.release(lock, 0.0)
     session.receive_data(released(101, "success", "2"), 0.0)
     session.data_to_send()
     assert reconnect(session, released(101, "success", "1"), locked(101, "1", expiresIn=1)) == []

@@ -24,8 +24,8 @@ TAKEN_OVER = error("session-taken-over")
 def take_over(session: ClientSession) -> list[object]:
     """Let the server report a takeover, and close the connection. Returns the errors of the outcomes."""
     session.receive_data(TAKEN_OVER, 0.0)
-    assert session.close_reason
-    return [outcome.error for outcome in session.on_disconnected(session.close_reason)]
+    assert session.handshake.close_reason
+    return [outcome.error for outcome in session.on_disconnected(session.handshake.close_reason)]
 
 
 def test_the_third_takeover_in_a_row_fails_calls_and_locks():
@@ -43,10 +43,10 @@ def test_the_third_takeover_in_a_row_fails_calls_and_locks():
     [lost] = [error for error in errors if isinstance(error, Disconnected)]
     assert str(lost) == "lock 101 is lost: two processes use the same session=…, and its session was taken over"
     assert any(isinstance(error, ConnectionLost) for error in errors)
-    assert session.has_ended
+    assert session.handshake.has_ended
     assert lock.state is waiting.state is RequestState.ENDED
     with pytest.raises(RequestRejected, match="3 times in a row: two processes use the same session=…"):
-        raise session.rejection  # type: ignore[misc]
+        raise session.handshake.rejection  # type: ignore[misc]
 
 
 def test_a_connection_that_ends_otherwise_begins_a_new_count():
@@ -57,7 +57,7 @@ def test_a_connection_that_ends_otherwise_begins_a_new_count():
             complete_handshake(session)
         session.on_disconnected("gone")
         complete_handshake(session)
-    assert not session.has_ended
+    assert not session.handshake.has_ended
 
 
 def test_a_takeover_during_the_handshake_counts():
@@ -66,4 +66,4 @@ def test_a_takeover_during_the_handshake_counts():
     for _ in range(2):
         session.on_connected(0.0)
         take_over(session)
-    assert session.has_ended
+    assert session.handshake.has_ended

@@ -58,7 +58,7 @@ LAGGED = encode("event", state="lagged")
 
 def awaited_watch(session: ClientSession, prefix: str = "t/") -> Watch:
     watch = Watch(prefix)
-    session.request_next(watch, 0.0)
+    session.watches.request_next(watch, 0.0)
     return watch
 
 
@@ -101,7 +101,7 @@ class TestChanges:
             Change("t/2", "locked", "shared", 7),
         ]
         watch.changes.clear()
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         assert session.data_to_send() == b"", "it is told already"
         told = event("unlocked", "t/1", 5) + event("locked", "t/1", 8, "ty") + event("locked", "t/2", 9)
         assert session.receive_data(told, 0.0) == [(watch, None, None)], "whoever waits is told once"
@@ -174,19 +174,19 @@ class TestTwoWatchesOfOnePrefix:
     def test_the_last_one_sends_unwatch(self):
         session = connected()
         first, second, other = live_watch(session), live_watch(session), live_watch(session, prefix="u")
-        assert session.unwatch(first) == []
+        assert session.unwatch(first, 0.0) == []
         assert session.data_to_send() == b""
-        session.unwatch(second)
+        session.unwatch(second, 0.0)
         assert session.data_to_send() == unwatch_line()
-        session.unwatch(second)
+        session.unwatch(second, 0.0)
         assert session.data_to_send() == b""
         assert session.receive_data(encode("unwatched", prefix="t/") + event("locked", "t/1"), 0.0) == []
-        assert not session.close_reason
+        assert not session.handshake.close_reason
         assert take(second) == take(other) == []
 
     def test_one_that_starts_while_the_last_one_ends_is_sent_after_unwatch(self):
         session = connected()
-        session.unwatch(live_watch(session, row("t/1")))
+        session.unwatch(live_watch(session, row("t/1")), 0.0)
         watch = awaited_watch(session)
         assert session.data_to_send() == unwatch_line() + watch_line()
         assert session.receive_data(event("unlocked", "t/1") + encode("unwatched", prefix="t/"), 0.0) == []
@@ -198,33 +198,33 @@ class TestEnd:
     def test_wakes_a_waiting_consumer(self):
         session = connected()
         watch = live_watch(session)
-        session.request_next(watch, 0.0)
-        assert session.unwatch(watch) == [(watch, None, None)]
+        session.watches.request_next(watch, 0.0)
+        assert session.unwatch(watch, 0.0) == [(watch, None, None)]
         assert watch.ended
 
     def test_before_the_reply_leaves_no_subscription(self):
         session = connected()
         watch = awaited_watch(session)
-        session.unwatch(watch)
+        session.unwatch(watch, 0.0)
         assert session.data_to_send() == watch_line() + unwatch_line()
         assert (
             session.receive_data(watching(row("t/1")) + event("locked", "t/2") + encode("unwatched", prefix="t/"), 0.0)
             == []
         )
         assert not watch.changes
-        assert not session.close_reason
+        assert not session.handshake.close_reason
         assert reconnect(session) == []
         assert session.data_to_send() == b""
 
     def test_of_a_watch_that_was_never_sent_sends_nothing(self):
         session = connected()
-        assert session.unwatch(Watch("t/")) == []
+        assert session.unwatch(Watch("t/"), 0.0) == []
         assert session.data_to_send() == b""
 
     def test_all_watches_end_with_the_client(self):
         session = connected()
         first, second = live_watch(session, row("t/1")), live_watch(session)
-        session.request_next(second, 0.0)
+        session.watches.request_next(second, 0.0)
         session.receive_data(event("unlocked", "t/1"), 0.0)
         assert session.begin_close(0.0) == [(second, None, None)]
         assert first.ended
@@ -246,7 +246,7 @@ class TestEnd:
         session.receive_data(event("locked", "t/1"), 0.0)
         assert take(first) == locks("t/1 1")
         reconnect(session)
-        session.request_next(first, 0.0)
+        session.watches.request_next(first, 0.0)
         assert session.data_to_send() == watch_line()
 
     def test_by_a_rejection_sends_nothing_more(self):
@@ -259,23 +259,23 @@ class TestEnd:
 
     def test_a_rejection_without_a_waiting_consumer_is_kept(self):
         session = connected()
-        session.unwatch(awaited_watch(session))
+        session.unwatch(awaited_watch(session), 0.0)
         assert session.receive_data(error("too-many") + encode("unwatched", prefix="t/"), 0.0) == []
-        assert not session.close_reason
+        assert not session.handshake.close_reason
 
 
 def test_an_unexpected_reply_is_ignored():
     for line in (watching(row("t/1")), encode("unwatched", prefix="t/")):
         session = connected()
         assert session.receive_data(line, 0.0) == []
-        assert not session.close_reason
+        assert not session.handshake.close_reason
 
 
 class TestResync:
     def test_reports_the_difference(self):
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), row("t/3", 3), row("t/4", 4))
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         reconnect(session)
         assert session.data_to_send() == watch_line()
         told = watching(row("t/2", 2), row("t/3", 5), row("t/4", 4), row("t/6", 6))
@@ -285,7 +285,7 @@ class TestResync:
     def test_without_a_difference_reports_nothing(self):
         session = connected()
         watch = live_watch(session, row("t/1"))
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         reconnect(session)
         assert session.receive_data(watching(row("t/1")), 0.0) == []
         assert session.receive_data(event("unlocked", "t/1"), 0.0) == [(watch, None, None)]
@@ -298,7 +298,7 @@ class TestResync:
         assert session.data_to_send() == b"", "it is asked for when more is wanted"
         session.receive_data(event("locked", "t/9", 9), 0.0)
         assert take(watch) == locks("t/1 1")
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         assert session.data_to_send() == watch_line()
         session.receive_data(watching(), 0.0)
         assert take(watch) == unlocks("t/1 1")
@@ -318,22 +318,22 @@ class TestResync:
         awaited_watch(session)
         session.data_to_send()
         assert session.receive_data(error("unavailable", leader="b:1"), 0.0) == []
-        assert session.close_reason
-        assert session.redirect == "b:1"
+        assert session.handshake.close_reason
+        assert session.handshake.redirect == "b:1"
         reconnect(session)
         assert session.data_to_send() == watch_line()
 
     def test_after_lagged_all_watches_are_sent_again(self):
         session = connected()
         watch, other = live_watch(session, row("t/1")), live_watch(session, prefix="u")
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         assert session.receive_data(LAGGED, 0.0) == []
         assert session.data_to_send() == watch_line(), "the other one is not wanted now"
         assert session.receive_data(event("locked", "u", 3) + watching(row("t/2", 2)), 0.0) == [(watch, None, None)]
         assert take(watch) == unlocks("t/1 1") + locks("t/2 2")
-        session.request_next(other, 0.0)
+        session.watches.request_next(other, 0.0)
         assert session.data_to_send() == watch_line("u")
-        session.unwatch(other)
+        session.unwatch(other, 0.0)
         assert session.data_to_send() == unwatch_line("u")
 
     def test_lagged_does_not_affect_unanswered_watches(self):
@@ -349,7 +349,7 @@ class TestResync:
         session = connected()
         watch = live_watch(session)
         session.receive_data(LAGGED, 0.0)
-        session.unwatch(watch)
+        session.unwatch(watch, 0.0)
         assert session.data_to_send() == b""
 
     def test_of_a_slow_consumer(self, monkeypatch):
@@ -361,11 +361,11 @@ class TestResync:
         assert take(watch) == locks("t/1 1", "t/2 2", "t/3 3")
         session.receive_data(event("unlocked", "t/1"), 0.0)
         assert take(watch) == []
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         assert session.data_to_send() == watch_line()
         session.receive_data(watching(*(row(f"t/{id_}", id_) for id_ in (2, 3, 5, 6, 7, 8))), 0.0)
         assert take(watch) == unlocks("t/1 1") + locks("t/5 5", "t/6 6", "t/7 7", "t/8 8")
-        session.unwatch(watch)
+        session.unwatch(watch, 0.0)
         assert session.data_to_send() == unwatch_line()
 
 
@@ -378,7 +378,7 @@ class TestTruncated:
     def test_does_not_end_missing_locks(self):
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), row("t/3", 3))
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         reconnect(session)
         session.receive_data(watching(row("t/2", 8), row("t/4", 4), truncated=True), 0.0)
         assert watch.truncated
@@ -389,7 +389,7 @@ class TestTruncated:
     def test_is_reset_by_the_next_complete_snapshot(self):
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), truncated=True)
-        session.request_next(watch, 0.0)
+        session.watches.request_next(watch, 0.0)
         reconnect(session)
         session.receive_data(watching(row("t/1", 1)), 0.0)
         assert not watch.truncated
@@ -405,9 +405,9 @@ class TestKeepalive:
         session.receive_data(PONG, 2.0)
         for now in (4.0, 5.0, 6.0, 7.0):
             session.on_timer(now)
-        assert session.close_reason
+        assert session.handshake.close_reason
         session.on_disconnected("silent")
-        session.unwatch(watch)
+        session.unwatch(watch, 0.0)
         complete_handshake(session, now=8.0)
         session.on_timer(10.0)
         assert session.data_to_send() == b""
@@ -424,7 +424,7 @@ def test_messages_about_own_locks_do_not_affect_watches():
     session = connected()
     request = granted_request(session)
     watch = live_watch(session, row("a", 101), prefix="a")
-    release = session.release(request, 0.0)
+    release = session.requests.release(request, 0.0)
     release.future = Future()
     session.receive_data(event("unlocked", "a", 101), 0.0)
     assert session.receive_data(released(101, "success", release.ref), 0.0) == [(release, "success", None)]

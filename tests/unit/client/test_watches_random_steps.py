@@ -112,7 +112,7 @@ class Simulation:
         consumer.take(count)
         if not consumer.watch.changes and not consumer.waiting:
             consumer.waiting = True
-            self.session.request_next(consumer.watch, 0.0)
+            self.session.watches.request_next(consumer.watch, 0.0)
 
     def send(self) -> None:
         self.server.inbox += self.session.data_to_send()
@@ -120,7 +120,7 @@ class Simulation:
     def deliver(self, size: int) -> None:
         data, self.server.outbox = self.server.outbox[:size], self.server.outbox[size:]
         self.record_outcomes(self.session.receive_data(data, 0.0))
-        assert not self.session.close_reason
+        assert not self.session.handshake.close_reason
         assert all(len(consumer.watch.changes) <= MAX_BUFFERED_CHANGES + 2 * len(NAMES) for consumer in self.consumers)
 
     def lose_connection(self) -> None:
@@ -163,7 +163,7 @@ def execute_step(simulation: Simulation, name: str, value) -> None:
             simulation.take(simulation.consumers[-1], 1)
         case "end" if value < len(simulation.consumers):
             consumer = simulation.consumers.pop(value)
-            assert bool(simulation.session.unwatch(consumer.watch)) == consumer.waiting
+            assert bool(simulation.session.unwatch(consumer.watch, 0.0)) == consumer.waiting
         case "take" if value[0] < len(simulation.consumers):
             simulation.take(simulation.consumers[value[0]], value[1])
         case "deliver" if simulation.connected:
@@ -210,7 +210,7 @@ def test_consumers_end_with_the_locks_that_are_held(script):
         assert consumer.applied == held
     assert simulation.server.prefixes == {consumer.watch.prefix for consumer in simulation.consumers}
     for consumer in simulation.consumers:
-        simulation.session.unwatch(consumer.watch)
+        simulation.session.unwatch(consumer.watch, 0.0)
     simulation.consumers.clear()
     simulation.exchange_all_messages()
     assert not simulation.server.prefixes

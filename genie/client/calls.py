@@ -1,0 +1,154 @@
+"""The calls of a session: sends them, matches each reply with its call, and collects the outcomes.
+
+Every command has a `ref`, and the reply has the same `ref`. A reply with an unknown `ref` is ignored.
+
+A call that is made without a connection waits for the next one. A call without a reply fails with its connection, except for
+releases and watches, which are sent again. Requests are sent by `Requests`, which also matches their replies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+from genie.client.commands import Call, Outcome, Release, TimedCall
+from genie.client.handshake import UP, Handshake
+from genie.client.keepalive import Keepalive
+from genie.errors import ConnectionLost, Unavailable
+
+C = TypeVar("C", bound=Call)
+
+
+class Calls:
+    """The calls of a client other than its requests.
+
+    Args:
+        handshake: the state of the connection.
+        response_timeout: seconds that a caller waits for a server.
+        ref_prefix: begins every `ref`. It makes them unique among the clients that use the same secret one after the other.
+        explain_unavailable: returns why there is no connection.
+
+    """
+
+    def __init__(
+        self, handshake: Handshake, response_timeout: float, ref_prefix: str, explain_unavailable: Callable[[], str]
+    ) -> None:
+        self.response_timeout = response_timeout
+        self.unsent_lines: list[bytes] = []
+        """Encoded commands that the I/O layer has not written yet."""
+        self.outcomes: list[Outcome] = []
+        """What the session will return to the I/O layer next."""
+        self.pending: dict[str, Call] = {}
+        """The calls without a reply on this connection, by their `ref`. Releases by the `ref` of a request are not among
+        them."""
+        self.deferred: list[Call] = []
+        """Calls that wait for the next connection, except for releases. A caller limits their wait."""
+        self.deferred_releases: list[Release] = []
+        """Releases by id that must be sent on the next connection."""
+        self.keepalive = Keepalive()
+        self.next_deadline = math.inf
+        """The time at which `on_timer` must be called; inf: no caller waits."""
+        self._deadlines: dict[Call, float] = {}
+        """When the callers give up, the earliest first. One timer serves all of them, because a timer for each release would
+        cost more than its encoding."""
+        self._handshake = handshake
+        self._ref_prefix = ref_prefix
+        self._ref_numbers = count(1)
+        self._explain_unavailable = explain_unavailable
+
+    def new_ref(self) -> str:
+        """Return a new `ref`, the reference that identifies a command. Thread-safe.
+
+        No earlier client with the same secret has used the `ref`.
+        """
+        return f"{self._ref_prefix}{next(self._ref_numbers)}"
+
+    def send(self, call: Call, now: float) -> None:
+        """Send a call, now or on the next connection. The call gets a new `ref` if it has none."""
+        if self._handshake.phase is not UP:
+            if isinstance(call, Release):
+                self.deferred_releases.append(call)
+            else:
+                self.deferred.append(call)
+            return
+        self.keepalive.start(now)
+        if isinstance(call, TimedCall):
+            call.sent_at = now
+        if not call.ref:
+            call.assign_ref(self.new_ref())
+        self.pending[call.ref] = call
+        self.unsent_lines.append(call.line)
+
+    def pop(self, kind: type[C], ref: str | None) -> C | None:
+        """Remove and return the pending call with the `ref` of a reply; None if no call of this kind has the `ref`."""
+        call = self.pending.get(ref) if ref is not None else None
+        if not isinstance(call, kind):
+            return None
+        del self.pending[call.ref]
+        return call
+
+    # -- callers that wait ----------------------------------------------------------------------------------
+
+    def limit_wait(self, call: Call, now: float) -> None:
+        """Fail the caller of a call with Unavailable if there is no outcome within the response timeout."""
+        deadline = now + self.response_timeout
+        if not self._deadlines or deadline < self.next_deadline:
+            self.next_deadline = deadline
+        self._deadlines[call] = deadline
+
+    def drop_caller(self, call: Call) -> None:
+        """Ignore the outcome of a call, because its caller no longer waits. Only a release is still sent on the next connection."""
+        call.future = None
+        self._deadlines.pop(call, None)
+        if call in self.deferred:
+            self.deferred.remove(call)
+
+    def on_timer(self, now: float) -> None:
+        """Fail the callers that have waited too long. Releases are still sent again in the background."""
+        for call, deadline in list(self._deadlines.items()):
+            if deadline > now:
+                break
+            if isinstance(call, Release):
+                problem = f"{call.id} could not be released within"
+            else:
+                problem = f"no answer to {type(call).__name__.lower()} within"
+            self.outcomes.append(Outcome(call, error=self.no_answer(f"{problem} {self.response_timeout:g} s")))
+            if call in self.deferred:
+                self.deferred.remove(call)
+            del self._deadlines[call]
+        self.next_deadline = next(iter(self._deadlines.values()), math.inf)
+
+    def no_answer(self, problem: str) -> Unavailable:
+        """Return the error for a caller that has waited too long, with the reason."""
+        answers = "the server does not answer" if self._handshake.phase is UP else self._explain_unavailable()
+        return Unavailable(f"{problem}: {answers}")
+
+    def take_outcomes(self) -> list[Outcome]:
+        """Return the outcomes since the last call of this method. Their callers no longer wait."""
+        outcomes, deadlines = self.outcomes, self._deadlines
+        self.outcomes = []
+        if deadlines:
+            for outcome in outcomes:
+                deadlines.pop(outcome.call, None)
+        return outcomes
+
+    # -- the end of a connection ----------------------------------------------------------------------------
+
+    def on_disconnected(self, reason: str) -> None:
+        """Fail the calls without a reply. Releases and watches are sent again on the next connection."""
+        self.keepalive.stop()
+        self.unsent_lines.clear()
+        pending, self.pending = self.pending, {}
+        for call in pending.values():
+            if isinstance(call, Release):
+                call.maybe_executed = call.request is not None  # matters only for a request of this client
+                self.deferred_releases.append(call)
+            elif call.fails_with_connection:
+                self.outcomes.append(Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")))
+
+    def take_deferred(self) -> list[Call]:
+        """Return the calls that wait for a connection, except for releases. They wait no longer."""
+        deferred, self.deferred = self.deferred, []
+        return deferred
