@@ -14,7 +14,13 @@ from msgspec import json
 from genie import core
 from genie.core import State
 from genie.storage.memory import MemoryStore
-from genie.storage.redis.commit import SCRIPT_REPLIES, TRANSACTION_REPLIES, CommitEncoder, new_backoff, retry_until_done
+from genie.storage.redis.commit import (
+    SCRIPT,
+    TRANSACTION,
+    CommitEncoder,
+    new_backoff,
+    retry_until_done,
+)
 from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.records import encode
 from genie.storage.redis.store import RedisStore
@@ -226,21 +232,21 @@ async def test_a_batch_is_applied_once_and_never_after_a_later_one(make: Make) -
     for event in (request, core.Release):
         command = request if event is request else core.Release(request.id)
         await commit(store, batch(manager, 0, *manager.step(command, 0)))
-        late.append(encoder.encode(store._writer.index, store._writer._batch)[0])
+        late.append(encoder.encode(store._writer.batch.index, store._writer.batch.encoded)[0])
     entries = await other.call("XRANGE", log, "-", "+")
     assert len(entries) == 3
 
     granted, released = late
-    assert (await replies(given_up, granted, TRANSACTION_REPLIES))[2] is None, (
+    assert (await replies(given_up, granted, TRANSACTION.replies))[2] is None, (
         "the log was changed since it was watched"
     )
     for batch_ in (granted, released, released):
-        (error,) = (await replies(other, batch_, TRANSACTION_REPLIES))[2]
+        (error,) = (await replies(other, batch_, TRANSACTION.replies))[2]
         assert "equal or smaller" in str(error)
     if other.version >= (7, 0):
         early, again = [encoder.encode_allowing_oom(index, b"0 1 1") for index in (1, 2)]
-        assert (await replies(other, early, SCRIPT_REPLIES))[0] is None
-        assert (await replies(other, again, SCRIPT_REPLIES))[0] == [entries[-1][0]], "the log has the batch already"
+        assert (await replies(other, early, SCRIPT.replies))[0] is None
+        assert (await replies(other, again, SCRIPT.replies))[0] == [entries[-1][0]], "the log has the batch already"
     assert await other.call("XRANGE", log, "-", "+") == entries
     given_up.close()
     other.close()

@@ -89,8 +89,8 @@ MUTANTS = [
     Mutant(
         "a commit accepts a gap",
         "storage/redis/commit.py",
-        "if meta.position == (epoch.number, self.index) and meta.has_log:",
-        "if meta.position <= (epoch.number, self.index) and meta.has_log:",
+        "if meta.position == (epoch.number, index - 1) and meta.has_log:",
+        "if meta.position <= (epoch.number, index - 1) and meta.has_log:",
         first=40,
     ),
     Mutant(

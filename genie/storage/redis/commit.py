@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum, auto
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from structlog.typing import FilteringBoundLogger
 
@@ -25,6 +25,8 @@ from genie.storage.redis.keyspace import Keyspace, Meta
 from genie.storage.redis.log import LogRetention, Position, encode_position
 from genie.storage.redis.outage import OutageLog, failed_since
 from genie.storage.redis.primary import ALLOW_OOM_SHEBANG, SCRIPTS, Primary
+from genie.storage.redis.records import encode_batch, encode_changes
+from genie.storage.store import Batch, LeadershipLost
 from genie.tasks import cancel_and_wait
 
 _APPEND_ALLOWING_OOM = ALLOW_OOM_SHEBANG + SCRIPTS.joinpath("append.lua").read_bytes()
@@ -123,10 +125,20 @@ class CommitEncoder:
         return _MULTI + self._touch + _EXEC + self.watch
 
 
-TRANSACTION_REPLIES = 4
-"""How many replies a commit has as a transaction; the third is that of EXEC, the last that of WATCH."""
-SCRIPT_REPLIES = 3
-"""How many replies a commit has as a script; the first is that of the script, the last that of WATCH."""
+class CommitForm(NamedTuple):
+    """A form in which a batch is sent: which of the replies tells whether it was appended, and how many there are.
+
+    The last of the replies is that of WATCH.
+    """
+
+    result: int
+    replies: int
+
+
+TRANSACTION = CommitForm(result=2, replies=4)
+"""MULTI, XADD, EXEC, WATCH."""
+SCRIPT = CommitForm(result=0, replies=3)
+"""EVAL, UNWATCH, WATCH: Redis accepts this form also while it is out of memory."""
 
 
 # -- Acknowledgements of replicas and disks -----------------------------------------------------------
@@ -173,7 +185,7 @@ class AckPolicy:
         return ", and ".join(missing)
 
 
-# -- Sending ------------------------------------------------------------------------------------------
+# -- The batch in flight ------------------------------------------------------------------------------
 
 COMMIT_TIMEOUT_S = 2.0
 """A commit without progress for this long is retried on a new connection. The timeout is doubled after each retry, because
@@ -186,11 +198,92 @@ FAILURES = (RedisFailure, OSError, TimeoutError)
 T = TypeVar("T")
 
 
-class CommitWriter:
-    """Appends one batch at a time to the log, over a separate connection, and retries the batch until its outcome is known.
+class BatchState(Enum):
+    """How far the commit of a batch is."""
 
-    `on_outcome` is called when the batch is stored and acknowledged as `ack_policy` requires, or cannot be stored any more.
-    `on_defect` is called with an error that no retry would change.
+    PENDING = auto()
+    """The batch is sent until the log has it. Only in this state do replies of Redis count."""
+    RESTORING = auto()
+    """Redis lacks earlier batches. The snapshot, which contains this batch, is being written in its place."""
+    FINISHED = auto()
+    """The caller has the outcome, or has stepped down and needs none."""
+
+
+PENDING: Final = BatchState.PENDING
+RESTORING: Final = BatchState.RESTORING
+FINISHED: Final = BatchState.FINISHED
+
+
+class BatchInFlight:
+    """A batch that is being committed, with all that is known about its commit.
+
+    `lines` are its changes and `encoded` is the whole batch, encoded. `sent_at` is when it was first sent (event-loop time);
+    the lease counts from then. `done` is called once, with None when the batch is stored and acknowledged, or with an error.
+    """
+
+    state: BatchState = PENDING
+    form: CommitForm = TRANSACTION
+    """The form in which the batch was sent last."""
+    expected_reply: bytes = b""
+    """The reply to that form if the batch is appended; empty if no reply is expected literally."""
+    attempts: int = 0
+    """How often the batch was sent again, or WAIT was repeated."""
+    failed_waits: int = 0
+    """How many waits for acknowledgements have failed on this connection."""
+    missing_acks: str = ""
+    """Which acknowledgements were missing after the last wait; empty if none, or if no wait has ended."""
+    progress: tuple[int, int] | None = None
+    """The attempts and the size of the send buffer at the last timeout check; None before the first check."""
+    progress_at: float = 0.0
+    """When the timeout check last saw progress (event-loop time)."""
+    timeouts: int = 0
+    """How often the timeout check has closed the connection since the last outcome."""
+    stalled_since: float | None = None
+    """When the batch last made progress, if the timeout check has closed the connection and no outage was logged since."""
+
+    # Written out because mypyc compiles it. What most batches never change is an attribute of the class.
+    def __init__(
+        self,
+        index: int,
+        batch: Batch,
+        lines: dict[int, bytes],
+        encoded: bytes,
+        sent_at: float = 0.0,
+        done: Callable[[BaseException | None], None] | None = None,
+    ) -> None:
+        self.index = index
+        self.batch = batch
+        self.lines = lines
+        self.encoded = encoded
+        self.sent_at = sent_at
+        self.done = done
+
+    def finish(self, error: BaseException | None) -> None:
+        """Report the outcome to the caller, unless the caller has it already."""
+        done, self.state, self.done = self.done, FINISHED, None
+        if done is not None:
+            done(error)
+
+    def abandon(self) -> None:
+        """Report nothing more. Redis may or may not have the batch. The caller, and its state in memory, are released."""
+        self.state, self.done = FINISHED, None
+
+
+def _none_in_flight(counters: Batch) -> BatchInFlight:
+    """Return what stands for the last batch before the first one of an epoch, after a state with these counters."""
+    batch = BatchInFlight(0, counters, {}, b"")
+    batch.abandon()
+    return batch
+
+
+# -- Sending ------------------------------------------------------------------------------------------
+
+
+class CommitWriter:
+    """Appends one batch at a time to the log, over a connection of its own, and retries it until its outcome is known.
+
+    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires, `on_rolled_back` if Redis
+    lacks earlier batches. Both must finish the batch, or `recover`. An error that no retry would change finishes it.
     """
 
     def __init__(
@@ -200,54 +293,29 @@ class CommitWriter:
         ack_policy: AckPolicy,
         log: FilteringBoundLogger,
         outage_log: OutageLog,
-        on_outcome: Callable[[Outcome], None],
-        on_defect: Callable[[BaseException], None],
+        on_stored: Callable[[BatchInFlight], None],
+        on_rolled_back: Callable[[BatchInFlight], None],
     ) -> None:
         self._primary = primary
         self._keyspace = keyspace
         self._ack_policy = ack_policy
         self._log = log
         self._outage_log = outage_log
-        self._on_outcome = on_outcome
-        self._on_defect = on_defect
-        self.failure_count = 0
-        """How often a batch failed because Redis was unreachable or rejected it."""
+        self._on_stored = on_stored
+        self._on_rolled_back = on_rolled_back
+        self.batch = _none_in_flight(Batch())
+        """The batch in flight, or the last one. Before the first of an epoch: index 0, with the counters of the loaded state."""
         self.full = False
-        """Whether Redis is out of memory, and stores only releases."""
+        """Redis is out of memory, and stores only releases."""
+        self.connection: RedisConnection | None = None
+        """The connection to the primary; None while disconnected."""
         self._encoder: CommitEncoder
-        self._connection: RedisConnection | None = None
         self._watching = False
-        """Whether the connection watches the log, and the log ends with the last stored batch."""
+        """The connection watches the log, and the log ends with the last stored batch."""
         self._has_lost_state = False
-        """Whether Redis has lost the checkpointed state, so that the snapshot must be restored."""
-        self.index = 0
-        """The index of the last stored batch in this leader's epoch."""
-        self.last_sent_index = 0
-        """The index of the last batch that was to be sent, whether or not it is stored."""
-        self._batch = b""
-        """The encoded batch in flight, or the last one."""
-        self._in_flight = False
-        """Whether the outcome of the batch with the index `index + 1` is still unknown."""
-        self._expected_reply = b""
-        """The reply if the batch in flight is appended by a transaction; empty if no reply is expected literally."""
-        self._result_at = 2
-        """Which of the replies tells whether the batch was appended."""
-        self._attempts = 0
-        """How often a batch was sent again, or WAIT was repeated."""
-        self._progress: tuple[int, int, int] = (0, 0, 0)
-        """The last sent index, the attempts and the size of the send buffer at the last timeout check."""
-        self._progress_at = 0.0
-        """When the timeout check last saw progress (event-loop time)."""
-        self._ack_attempts = 0
-        """How many waits for acknowledgements of the batch in flight have failed on this connection."""
-        self.missing_acks = ""
-        """Which acknowledgements of the batch in flight were missing after the last wait; "" if none, or if no wait has ended."""
-        self._timeout_s = COMMIT_TIMEOUT_S
-        """How long the batch in flight may be without progress; doubled after each timeout."""
+        """Redis has lost the checkpointed state, so the snapshot must be restored."""
         self._backoff: Backoff | None = None
         """Set during an outage of Redis; None while commits succeed."""
-        self._stalled_since: float | None = None
-        """When the batch in flight last made progress, if the timeout check has closed the connection; else None."""
         self._recovery: asyncio.Task[None] | None = None
         """Runs while commits are impossible: reconnects, or restores the snapshot, and then sends a batch."""
         self._timeout_timer: asyncio.TimerHandle | None = None
@@ -255,25 +323,33 @@ class CommitWriter:
     async def open(self) -> None:
         """Connect to the primary, and start the timeout check. Raises RedisFailure, OSError or TimeoutError if connecting fails."""
         self._loop = asyncio.get_running_loop()
-        self._timeout_s = COMMIT_TIMEOUT_S
-        self._connection, self._watching = await self._primary.connect(), False
+        self.connection, self._watching = await self._primary.connect(), False
         if self._timeout_timer is None:
             self._check_timeout()
 
-    def start_epoch(self, encoder: CommitEncoder) -> None:
-        """Continue with the first batch of the epoch that this node has just acquired."""
-        self._encoder, self.index, self.last_sent_index, self._watching = encoder, 0, 0, False
-        self._has_lost_state = False
+    def start_epoch(self, encoder: CommitEncoder, counters: Batch) -> None:
+        """Commit in the epoch that this node has just acquired, from a state with these counters on."""
+        self.batch = _none_in_flight(counters)
+        self._start_epoch(encoder)
 
-    def write(self, batch: bytes) -> None:
-        """Append an encoded batch to the log, and retry it until `on_outcome` or `on_defect` is called."""
-        self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
-        self.missing_acks = ""
+    def _start_epoch(self, encoder: CommitEncoder) -> None:
+        self._encoder, self._watching, self._has_lost_state = encoder, False, False
+
+    def write(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
+        """Append a batch to the log, and retry it until `done` is called. The last batch must be stored."""
+        sent_at, lines = self._loop.time(), encode_changes(batch.changes)
+        self.batch = BatchInFlight(self.batch.index + 1, batch, lines, encode_batch(batch, lines), sent_at, done)
         self._send()
 
-    async def resubmit(self, batch: bytes) -> None:
-        """Append an encoded batch after a recovery. May only be called by the coroutine of `recover`."""
-        self._batch, self._in_flight, self.last_sent_index = batch, True, self.index + 1
+    async def resubmit(self, encoder: CommitEncoder, counters: Batch) -> None:
+        """Commit an empty batch in place of the one in flight, which a restored snapshot contains, as the first of a new epoch.
+
+        May only be called by the coroutine of `recover`.
+        """
+        self._start_epoch(encoder)
+        batch = self.batch
+        batch.index, batch.batch, batch.lines, batch.encoded = 1, counters, {}, encode_batch(counters, {})
+        batch.state, batch.progress = PENDING, None
         await self.resume()
 
     def on_loss(self, has_lost_state: bool) -> None:
@@ -287,7 +363,7 @@ class CommitWriter:
     def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that makes commits possible again, and at its end calls `resume` or `resubmit`.
 
-        If the coroutine raises an error, `on_defect` is called with that error.
+        If the coroutine raises an error, the batch in flight fails with that error.
         """
         self._recovery = self._loop.create_task(coroutine)
         self._recovery.add_done_callback(self._on_recovery_done)
@@ -303,9 +379,9 @@ class CommitWriter:
             outcome = Outcome.ROLLED_BACK
         if meta is not None:
             self._encoder.checkpoint = meta.checkpoint.position
-        self._attempts += 1
+        self.batch.attempts += 1
         if outcome is Outcome.NOT_STORED:
-            self._watching = True
+            self._watching, self.batch.form = True, TRANSACTION
             self._send()
         elif outcome is Outcome.STORED:
             self._watching = True
@@ -314,95 +390,85 @@ class CommitWriter:
             self._finish(outcome)
 
     async def stop(self) -> None:
-        """Cancel all retries and disconnect, without calling `on_outcome`. A batch in flight may or may not be stored."""
-        self._in_flight, self._backoff = False, None
+        """Cancel all retries and disconnect, without an outcome. A batch in flight may or may not be stored."""
+        self.batch.abandon()
+        self._backoff = None
         if self._timeout_timer is not None:
             self._timeout_timer.cancel()
             self._timeout_timer = None
         await cancel_and_wait(self._recovery)
         self.drop()
 
-    @property
-    def connection(self) -> RedisConnection | None:
-        """The connection to the primary; None while disconnected."""
-        return self._connection
-
     def drop(self) -> None:
         """Close the connection. A batch in flight fails with RedisFailure, and is retried on a new connection."""
         self._watching = False
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
     def _send(self) -> None:
         """Send the batch in flight as a transaction, followed by WAIT or WAITAOF if acknowledgements are required.
 
         If the connection does not watch the log yet, start a recovery that then sends the batch.
         """
-        connection = self._connection
+        connection = self.connection
         if connection is None or not self._watching:
             # A running recovery sends the batch at its end. It may have ended without `_on_recovery_done` having run yet.
             if self._recovery is None or self._recovery.done():
                 self.recover(self._retry(RedisFailure("not connected")) if connection is None else self.resume())
             return
-        command, self._expected_reply = self._encoder.encode(self.last_sent_index, self._batch)
-        self._result_at, self._ack_attempts = 2, 0
+        batch = self.batch
+        command, batch.expected_reply = self._encoder.encode(batch.index, batch.encoded)
         if self._ack_policy.command:
-            self._send_with_acks(connection, command, TRANSACTION_REPLIES)
+            self._send_with_acks(connection, command)
         else:
-            connection.send(command, self._on_replies, TRANSACTION_REPLIES, self._expected_reply)
+            connection.send(command, self._on_replies, TRANSACTION.replies, batch.expected_reply)
 
-    def _send_with_acks(self, connection: RedisConnection, command: bytes, replies: int) -> None:
-        """Send a command that has `replies` replies, followed by WAIT or WAITAOF if acknowledgements are required."""
-        self._ack_attempts, self._expected_reply = 0, b""
-        self._attempts += 1
+    def _send_with_acks(self, connection: RedisConnection, command: bytes) -> None:
+        """Send the batch in flight, as `command`, followed by WAIT or WAITAOF if acknowledgements are required."""
+        batch, replies = self.batch, self.batch.form.replies
+        batch.failed_waits, batch.expected_reply = 0, b""
+        batch.attempts += 1
         if self._ack_policy.command:
             command, replies = command + self._ack_policy.command, replies + 1
         connection.send(command, self._on_replies, replies)
-
-    def _send_allowing_oom(self, connection: RedisConnection) -> None:
-        """Send the batch in flight in the form that Redis accepts while it is out of memory."""
-        self._result_at = 0
-        command = self._encoder.encode_allowing_oom(self.last_sent_index, self._batch)
-        self._send_with_acks(connection, command, SCRIPT_REPLIES)
 
     def _confirm(self) -> None:
         """Finish the batch in flight, which the log has: first wait for the acknowledgements, if any are required."""
         if not self._ack_policy.command:
             self._finish(Outcome.STORED)
-        elif self._connection is not None:
-            self._result_at = 2
-            self._send_with_acks(self._connection, self._encoder.touch, TRANSACTION_REPLIES)
+        elif self.connection is not None:
+            self.batch.form = TRANSACTION
+            self._send_with_acks(self.connection, self._encoder.touch)
 
     def _on_replies(self, replies: object) -> None:
         """Handle the replies to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
 
         `replies` is the expected reply, which is not parsed, or the list of the replies to each command, or a RedisFailure.
         """
-        if not self._in_flight:
+        batch = self.batch
+        if batch.state is not PENDING:
             return
-        if replies is self._expected_reply and self._backoff is None and not self.full:
-            self.index += 1
-            self._in_flight = False
-            self._on_outcome(Outcome.STORED)
-            return
-        if replies is self._expected_reply:
-            self._finish(Outcome.STORED)
+        if replies is batch.expected_reply:
+            if self._backoff is None and not self.full:  # nearly always: there is nothing to log
+                self._on_stored(batch)
+            else:
+                self._finish(Outcome.STORED)
             return
         if isinstance(replies, RedisFailure):
             self._on_failure(replies)
             return
         assert isinstance(replies, list)  # noqa: S101 - several replies were expected
-        result = replies[self._result_at]
+        form = batch.form
+        result = replies[form.result]
         executed = result if isinstance(result, list) else ()  # Redis may reject a command when EXEC executes it
-        errors = (reply for reply in (*replies[: self._result_at], result, *executed) if isinstance(reply, ErrorReply))
+        errors = (reply for reply in (*replies[: form.result], result, *executed) if isinstance(reply, ErrorReply))
         error = next(errors, None)
         if error is not None:
             self._on_failure(error)
             return
         # A cluster node that is importing the slot rejects WATCH without another ASKING: then the next commit resumes first.
-        watch_reply = replies[(TRANSACTION_REPLIES if self._result_at else SCRIPT_REPLIES) - 1]
-        self._watching = not isinstance(watch_reply, ErrorReply) and not self._has_lost_state
+        self._watching = not isinstance(replies[form.replies - 1], ErrorReply) and not self._has_lost_state
         if not result or result[0] is None:
             # The log was changed since it was watched (EXEC replies nil), or is gone: find out.
             self._watching = False
@@ -413,19 +479,22 @@ class CommitWriter:
             self._finish(Outcome.STORED)
 
     def _finish(self, outcome: Outcome) -> None:
-        """Report the outcome of the batch in flight."""
-        self._timeout_s = COMMIT_TIMEOUT_S
+        """End the outage, if there is one, and report the outcome of the batch in flight."""
+        batch = self.batch
+        batch.timeouts = 0
         if self._backoff is not None:
             self._backoff = None
-            address = None if self._connection is None else str(self._connection.address)
-            self._outage_log.end(address, self._loop.time())
+            self._outage_log.end(None if self.connection is None else self.connection.address, self._loop.time())
         if outcome is Outcome.STORED:
-            self.index += 1
-            if self.full and self._result_at:
+            if self.full and batch.form is TRANSACTION:
                 self.full = False
                 self._log.info("store memory available again")
-        self._in_flight = False
-        self._on_outcome(outcome)
+            self._on_stored(batch)
+        elif outcome is Outcome.ROLLED_BACK:
+            batch.state = RESTORING
+            self._on_rolled_back(batch)
+        else:
+            batch.finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))
 
     def _wait_for_acks(self, ack_reply: object, unmet: str) -> None:
         """Repeat WAIT or WAITAOF, because the primary has appended the batch in flight, but acknowledgements are missing.
@@ -435,18 +504,18 @@ class CommitWriter:
         The batch is retried only after the last repetition or a lost connection, because each new write would need to
         be acknowledged as well.
         """
-        self._ack_attempts += 1
-        self.missing_acks = unmet
-        commands = self._ack_policy.commands
-        if self._connection is None or isinstance(ack_reply, RedisFailure) or self._ack_attempts >= len(commands):
+        batch, commands = self.batch, self._ack_policy.commands
+        batch.failed_waits += 1
+        batch.missing_acks = unmet
+        if self.connection is None or isinstance(ack_reply, RedisFailure) or batch.failed_waits >= len(commands):
             self._on_failure(RedisFailure(f"commit not acknowledged: {unmet}"))
             return
-        self._attempts += 1
-        self._connection.send(commands[self._ack_attempts], self._on_acks)
+        batch.attempts += 1
+        self.connection.send(commands[batch.failed_waits], self._on_acks)
 
     def _on_acks(self, ack_reply: object) -> None:
         """Handle the reply to a repeated WAIT or WAITAOF."""
-        if not self._in_flight:
+        if self.batch.state is not PENDING:
             return
         if isinstance(ack_reply, RedisFailure) and not isinstance(ack_reply, ErrorReply):  # the connection was lost
             self._on_failure(ack_reply)
@@ -459,18 +528,19 @@ class CommitWriter:
 
     async def _watch(self) -> Meta | None:
         """Watch the log and return its end; retry until that succeeds. The first failure begins an outage, as that of a commit."""
-        if self._backoff is None:
+        backoff = self._backoff
+        if backoff is None:
             try:
                 return await self._connect_and_watch()
             except FAILURES as error:
-                self._begin_outage(error)
-        return await retry_until_done(self._connect_and_watch, self._backoff or new_backoff(), self._log)
+                backoff = self._begin_outage(error)
+        return await retry_until_done(self._connect_and_watch, backoff, self._log)
 
     async def _connect_and_watch(self) -> Meta | None:
         """Connect to the current primary if necessary, watch the log, and return its end; None if the namespace is empty."""
-        if self._connection is None:
-            self._connection = await self._primary.connect()
-        connection = self._connection
+        if self.connection is None:
+            self.connection = await self._primary.connect()
+        connection = self.connection
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 return await self._keyspace.watch(connection)
@@ -481,16 +551,16 @@ class CommitWriter:
 
     def _compare(self, meta: Meta | None) -> Outcome:
         """Compare the end of the log with the last stored batch and the batch in flight."""
-        epoch = self._keyspace.epoch
+        epoch, index = self._keyspace.epoch, self.batch.index
         if meta is None:
             return Outcome.ROLLED_BACK
         if (meta.epoch.number, meta.epoch.nonce) != (epoch.number, epoch.nonce):
             return Outcome.ROLLED_BACK if meta.epoch.number < epoch.number else Outcome.OTHER_LEADER
-        if meta.position == (epoch.number, self.index) and meta.has_log:
+        if meta.position == (epoch.number, index - 1) and meta.has_log:
             return Outcome.NOT_STORED
-        if meta.position == (epoch.number, self.index + 1) and meta.has_log:
+        if meta.position == (epoch.number, index) and meta.has_log:
             return Outcome.STORED
-        return Outcome.ROLLED_BACK if meta.position <= (epoch.number, self.index) else Outcome.OTHER_LEADER
+        return Outcome.ROLLED_BACK if meta.position < (epoch.number, index) else Outcome.OTHER_LEADER
 
     # -- failures -----------------------------------------------------------------------------------------
 
@@ -499,15 +569,17 @@ class CommitWriter:
 
         If Redis is out of memory, retry at once in the form that Redis still accepts. Otherwise reconnect first.
         """
+        batch, connection = self.batch, self.connection
         out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
-        if out_of_memory and self._result_at and self._connection is not None and self._connection.version >= (7, 0):
+        if out_of_memory and batch.form is TRANSACTION and connection is not None and connection.version >= (7, 0):
             if not self.full:
                 self.full = True
                 self._log.error("store out of memory, accepting releases only", error=str(error))
-            self._send_allowing_oom(self._connection)
+            batch.form = SCRIPT
+            self._send_with_acks(connection, self._encoder.encode_allowing_oom(batch.index, batch.encoded))
             return
-        if self._connection is not None:
-            self._primary.on_error(error, self._connection.address)
+        if connection is not None:
+            self._primary.on_error(error, connection.address)
         self.drop()
         self.recover(self._retry(error))
 
@@ -519,23 +591,24 @@ class CommitWriter:
         Runs every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
         """
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
-        if self._connection is None or not self._in_flight or self._recovery is not None:
+        batch = self.batch
+        if self.connection is None or batch.state is not PENDING or self._recovery is not None:
             return
-        progress = (self.last_sent_index, self._attempts, self._connection.unsent_bytes)
-        if progress != self._progress:
-            self._progress, self._progress_at = progress, self._loop.time()
-        elif self._loop.time() - self._progress_at > self._timeout_s:
-            self._timeout_s *= 2
-            self._stalled_since = self._progress_at
+        now, progress = self._loop.time(), (batch.attempts, self.connection.unsent_bytes)
+        if progress != batch.progress:
+            batch.progress, batch.progress_at = progress, now
+        elif now - batch.progress_at > COMMIT_TIMEOUT_S * 2**batch.timeouts:
+            batch.timeouts += 1
+            batch.stalled_since = batch.progress_at
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
-        """Call `on_defect` if the recovery failed. The recovery has already retried all errors that a retry can change."""
+        """Fail the batch in flight if the recovery failed. The recovery has already retried all errors that a retry can change."""
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._on_defect(error)
+            self.batch.finish(error)
 
     async def _retry(self, error: RedisFailure) -> None:
         """Connect to the current primary, and resume the batch in flight.
@@ -546,18 +619,19 @@ class CommitWriter:
         if self._backoff is None:
             self._begin_outage(error)
         else:  # Redis was reached, and has failed again: do not retry in a tight loop
-            self.failure_count += 1
+            self._outage_log.failure_count += 1
             await asyncio.sleep(round(self._backoff.next_delay(), 3))
         await self.resume()
 
-    def _begin_outage(self, error: BaseException) -> None:
-        """Count and log the first failure after a successful commit."""
-        self.failure_count += 1
-        now, self._backoff = self._loop.time(), new_backoff()
-        since = failed_since(error, now) if self._stalled_since is None else self._stalled_since
-        self._stalled_since = None
+    def _begin_outage(self, error: BaseException) -> Backoff:
+        """Log the first failure after a successful commit; return the pauses between the attempts to reach Redis."""
+        now, stalled_since = self._loop.time(), self.batch.stalled_since
+        self.batch.stalled_since = None
+        since = failed_since(error, now) if stalled_since is None else stalled_since
         text = str(error) or type(error).__name__
         self._outage_log.on_failure("store unavailable, queueing commits", text, now, since)
+        self._backoff = new_backoff()
+        return self._backoff
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:

@@ -8,6 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from genie.roles import StoreOutage
 from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.url import Address
 
 LOG_INTERVAL_S = 10.0
 """During an outage, an error that does not change is logged once per interval."""
@@ -23,6 +24,8 @@ class OutageLog:
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
+        self.failure_count = 0
+        """How many operations failed because Redis was unreachable or rejected them."""
         self.current: StoreOutage | None = None
         """The current outage; None if there is none."""
         self._reached_at: float | None = None
@@ -32,11 +35,12 @@ class OutageLog:
         self._logged_at = 0.0
 
     def on_failure(self, event: str, error: str, now: float, since: float, *, repeats: bool = True) -> StoreOutage:
-        """Record a failure, and return the outage to which it belongs. Times are event-loop times.
+        """Count a failure, and return the outage to which it belongs. Times are event-loop times.
 
         The first failure begins an outage `since` then. `event` is logged if the event or the error is new, and with
         `repeats` at intervals.
         """
+        self.failure_count += 1
         if self.current is None:
             self.current, self._logged = StoreOutage(since, error), ("", "")
         else:
@@ -52,11 +56,11 @@ class OutageLog:
         if self.current is not None and self._reached_at is None:
             self._reached_at = now
 
-    def end(self, address: str | None, now: float) -> None:
-        """Log the end and the length of the outage, if there is one."""
+    def end(self, address: Address | None, now: float) -> None:
+        """Log the end and the length of the outage, if there is one. `address` is the Redis that answers again, if it is known."""
         if self.current is None:
             return
         ended_at = now if self._reached_at is None else self._reached_at
         outage_ms = round((ended_at - self.current.since) * 1000)
         self.current = self._reached_at = None
-        self._log.info("store available again", address=address, outage_ms=outage_ms)
+        self._log.info("store available again", address=address and str(address), outage_ms=outage_ms)

@@ -20,10 +20,11 @@ from genie.storage.redis.checkpoint import Checkpointer
 from genie.storage.redis.commit import (
     COMMIT_TIMEOUT_S,
     FAILURES,
+    FINISHED,
     AckPolicy,
+    BatchInFlight,
     CommitEncoder,
     CommitWriter,
-    Outcome,
     new_backoff,
     retry_until_done,
 )
@@ -34,7 +35,7 @@ from genie.storage.redis.keyspace import Keyspace, meta_key
 from genie.storage.redis.log import MAX_EPOCHS, EpochHistory, LogReader, Position
 from genie.storage.redis.outage import OutageLog, failed_since
 from genie.storage.redis.primary import Primary, is_denied, read_memory, reject_if_unsafe, warn_if_lossy
-from genie.storage.redis.records import encode_batch, encode_changes
+from genie.storage.redis.records import encode_batch
 from genie.storage.redis.replica import PriorLeadership, Snapshot
 from genie.storage.redis.url import RedisUrl
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, StoreMemory
@@ -78,15 +79,14 @@ class RedisStore:
             AckPolicy(min_replicas, fsync=fsync),
             self._log,
             self._outage_log,
-            on_outcome=self._on_outcome,
-            on_defect=self._finish,
+            self._on_stored,
+            self._on_rolled_back,
         )
         self._keeps_commits = min_replicas > 0 or fsync
         """Whether the settings promise that commits survive a failure of Redis."""
         self._must_check = not allow_data_loss
         """Whether to reject an unsafe configuration of Redis: only when the server starts. Later, a server that ended would
         do more harm than one that logs the error."""
-        self._failure_count = 0
         self._is_leader = False
         """Whether `open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
@@ -94,18 +94,8 @@ class RedisStore:
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
         """Returns the current state of the namespace; set by `open`."""
-        self._batch = Batch()
-        """The batch in flight, or the last one. Before the first, its counters are those of the state that was loaded."""
-        self._changes: dict[int, bytes] = {}
-        """The encoded changes of the batch in flight, or of the last one."""
-        self._encoded_bytes = 0
-        """The size of that batch."""
-        self._sent_at = 0.0
-        """When the last batch was first sent (event-loop time)."""
         self._lease_start = 0.0
         """When the last acknowledged batch was first sent (event-loop time)."""
-        self._done: Callable[[BaseException | None], None] | None = None
-        """The callback of the batch in flight; None if there is none."""
         self._unacknowledged: deque[Position] = deque(maxlen=MAX_EPOCHS)
         """Positions of the batches that were in flight when this node stepped down. Redis may or may not have them."""
         self._primary_watch: asyncio.Task[None] | None = None
@@ -118,7 +108,7 @@ class RedisStore:
     @property
     def failure_count(self) -> int:
         """How many operations failed because Redis was unreachable or rejected them."""
-        return self._failure_count + self._writer.failure_count
+        return self._outage_log.failure_count
 
     @property
     def full(self) -> bool:
@@ -128,8 +118,9 @@ class RedisStore:
     @property
     def outage(self) -> StoreOutage | None:
         """The current interruption of Redis, or since when the commit in flight is not acknowledged; else None."""
-        if self._outage_log.current is None and self._done is not None:
-            return StoreOutage(self._sent_at, self._writer.missing_acks or "a commit is not acknowledged")
+        batch = self._writer.batch
+        if self._outage_log.current is None and batch.state is not FINISHED:
+            return StoreOutage(batch.sent_at, batch.missing_acks or "a commit is not acknowledged")
         return self._outage_log.current
 
     async def open(
@@ -141,10 +132,11 @@ class RedisStore:
         """
         self._loop = asyncio.get_running_loop()
         prior_leadership = self._prior_leadership() if self._keyspace.epoch.number else None
-        if self._done is not None:  # a batch is in flight
-            self._unacknowledged.append((self._keyspace.epoch.number, self._writer.last_sent_index))
-            if self._writer.missing_acks:  # the waits of one commit may last for a lease, and log nothing before
-                self._log.warning("commit not acknowledged", error=self._writer.missing_acks)
+        batch = self._writer.batch
+        if batch.state is not FINISHED:
+            self._unacknowledged.append((self._keyspace.epoch.number, batch.index))
+            if batch.missing_acks:  # the waits of one commit may last for a lease, and log nothing before
+                self._log.warning("commit not acknowledged", error=batch.missing_acks)
         await self._step_down()
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
@@ -175,7 +167,6 @@ class RedisStore:
             except FAILURES as error:
                 now, denied = self._loop.time(), is_denied(error)
                 delay_s = DENIED_RETRY_S if denied else round(backoff.next_delay(), 3)
-                self._failure_count += 1
                 event = (
                     "store access denied, retrying slowly"
                     if denied
@@ -187,8 +178,9 @@ class RedisStore:
                 await asyncio.sleep(delay_s)
             else:
                 self._end_outage()
-                self._batch = _counters_of(state_machine)
-                self._start_epoch()
+                counters = _counters_of(state_machine)
+                self._writer.start_epoch(CommitEncoder(self._keyspace), counters)
+                self._start_checkpoints(counters)
                 self._is_leader = True
                 self._lease_start = follower.acquired_at
                 if self._primary.has_sentinels:
@@ -197,13 +189,7 @@ class RedisStore:
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Write a batch, then call `done`: with None when the batch is stored, or with an error. Retries apply the batch only once."""
-        self._sent_at = self._loop.time()
-        self._done = done
-        self._batch = batch
-        self._changes = changes = encode_changes(batch.changes)
-        encoded = encode_batch(batch, changes)
-        self._encoded_bytes = len(encoded)
-        self._writer.write(encoded)
+        self._writer.write(batch, done)
 
     async def wait_for_transfer_request(self) -> None:
         """Wait until another node requests this namespace and leads at least `MIN_IMBALANCE` namespaces fewer than this node.
@@ -238,7 +224,7 @@ class RedisStore:
         counters that a resignation contains. If storing the resignation fails, a warning is logged, and the next leader
         waits for the lease to expire.
         """
-        last_index, last_batch = self._writer.last_sent_index, self._batch
+        last_index, last_batch = self._writer.batch.index, self._writer.batch.batch
         if not self._is_leader:  # `open` was cancelled
             state = None if self._follower is None else self._follower.acquired_state
             if state is None:
@@ -262,62 +248,46 @@ class RedisStore:
 
     def _end_outage(self) -> None:
         """Log the end of the outage, if there is one."""
-        address = self._primary.address
-        self._outage_log.end(None if address is None else str(address), self._loop.time())
+        self._outage_log.end(self._primary.address, self._loop.time())
 
     def _prior_leadership(self) -> PriorLeadership:
         """Return the state of this node, which was the leader until now. If Redis rolls back, this node can restore the state.
 
         The state includes a batch in flight, which was not acknowledged to any client.
         """
-        snapshot = Snapshot(self._history_at(self._writer.last_sent_index), self._snapshot())
-        acknowledged = self._writer.last_sent_index - (self._done is not None)
-        return PriorLeadership(snapshot, (self._keyspace.epoch.number, acknowledged))
+        batch = self._writer.batch
+        acknowledged = batch.index - (batch.state is not FINISHED)
+        return PriorLeadership(Snapshot(self._history(), self._snapshot()), (self._keyspace.epoch.number, acknowledged))
 
-    def _history_at(self, index: int) -> EpochHistory:
-        """Return the lineage up to the batch with the given index in this node's own epoch."""
-        return self._keyspace.history.advanced_to((self._keyspace.epoch.number, index))
+    def _history(self) -> EpochHistory:
+        """Return the lineage up to the batch in flight, or the last one, in this node's own epoch."""
+        return self._keyspace.history.advanced_to((self._keyspace.epoch.number, self._writer.batch.index))
 
     async def _step_down(self) -> None:
         """Stop committing, without calling `done`. A batch in flight may or may not be stored."""
-        self._done = None
         self._balancer.set_leader(self._keyspace.name, None)
         await self._writer.stop()
         await cancel_and_wait(self._primary_watch)
         await cancel_and_wait(self._checkpointing)
 
-    def _start_epoch(self) -> None:
-        """Begin to commit and to write checkpoints in the epoch that this node has just acquired."""
-        self._writer.start_epoch(CommitEncoder(self._keyspace))
-        self._checkpointer = Checkpointer(self._primary, self._keyspace, self._batch, self._writer.on_loss, self._log)
+    def _start_checkpoints(self, counters: Batch) -> None:
+        """Begin to write checkpoints in the epoch that this node has just acquired, from a state with these counters on."""
+        self._checkpointer = Checkpointer(self._primary, self._keyspace, counters, self._writer.on_loss, self._log)
         self._checkpointing = self._loop.create_task(self._checkpointer.run())
 
-    def _on_outcome(self, outcome: Outcome) -> None:
-        """Handle the outcome of the batch in flight: finish it, or restore the snapshot if Redis was rolled back.
+    def _on_stored(self, batch: BatchInFlight) -> None:
+        """Extend the lease, add the batch to the next checkpoint, and acknowledge it."""
+        self._checkpointer.add(batch.batch, batch.lines, len(batch.encoded))
+        self._lease_start = batch.sent_at
+        batch.finish(None)
 
-        The snapshot may be restored only within the lease: afterwards another node may have led. For any other outcome, and
-        after the lease, the batch fails with LeadershipLost.
-        """
-        if outcome is Outcome.STORED:
-            self._checkpointer.add(self._batch, self._changes, self._encoded_bytes)
-            self._lease_start = self._sent_at
-            done, self._done = self._done, None
-            if done is not None:
-                done(None)
-        elif outcome is not Outcome.ROLLED_BACK:
-            self._finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))
-        elif self._sent_at - self._lease_start > self._node.lease_ms / 1000:
-            self._finish(
-                LeadershipLost("Redis has lost commits, and the lease has expired since the last acknowledged one")
-            )
+    def _on_rolled_back(self, batch: BatchInFlight) -> None:
+        """Restore the snapshot. After the lease, when another node may have led, lose leadership instead."""
+        if batch.sent_at - self._lease_start > self._node.lease_ms / 1000:
+            reason = "Redis has lost commits, and the lease has expired since the last acknowledged one"
+            batch.finish(LeadershipLost(reason))
         else:
             self._writer.recover(self._restore_snapshot())
-
-    def _finish(self, error: BaseException | None) -> None:
-        """Call the callback of the batch in flight, if there is one; `error` is None if the batch is stored."""
-        done, self._done = self._done, None
-        if done is not None:
-            done(error)
 
     async def _watch_primary(self) -> None:
         """Query the sentinels regularly, and disconnect if they have replaced the primary, which would lose all later commits.
@@ -342,17 +312,17 @@ class RedisStore:
         """
         self._log.warning("redis lost acknowledged commits, restoring them from memory")
         await cancel_and_wait(self._checkpointing)
-        history, snapshot = self._history_at(self._writer.last_sent_index), self._snapshot()
+        history, snapshot = self._history(), self._snapshot()
         await retry_until_done(
             lambda: self._keyspace.restore_snapshot(self._node, snapshot, history), new_backoff(), self._log
         )
-        self._batch, self._changes, self._encoded_bytes = replace(snapshot, changes={}), {}, 0
-        self._start_epoch()
+        counters = replace(snapshot, changes={})
+        self._start_checkpoints(counters)
         self._log.info("snapshot written to redis", epoch=self._keyspace.epoch.number)
         connection = self._writer.connection
         if connection is not None and connection.address != self._primary.address:  # restored at a new primary
             self._writer.drop()
-        await self._writer.resubmit(encode_batch(self._batch, {}))
+        await self._writer.resubmit(CommitEncoder(self._keyspace), counters)
 
 
 def _counters_of(state: StateMachine) -> Batch:

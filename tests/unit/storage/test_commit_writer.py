@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from genie.storage.redis.commit import AckPolicy, CommitEncoder, CommitWriter, Outcome
+from genie.storage.redis.commit import AckPolicy, BatchInFlight, CommitEncoder, CommitWriter, Outcome
 from genie.storage.redis.connection import ErrorReply
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import EpochHistory, Position
@@ -74,26 +74,27 @@ def keyspace_of(primary: Primary, meta: Meta | None) -> Keyspace:
 
 
 def writer_of(
-    primary: Primary, meta: Meta | None = None, on_outcome: Callable[[Outcome], None] = lambda _: None
+    primary: Primary, meta: Meta | None = None, on_stored: Callable[[BatchInFlight], None] = lambda _: None
 ) -> CommitWriter:
     """Return a writer that has stored `INDEX` batches."""
     keyspace = keyspace_of(primary, meta)
-
-    def on_defect(error: BaseException) -> None:
-        raise error
-
     writer = CommitWriter(
         primary,
         keyspace,
         AckPolicy(0, fsync=False),
         structlog.get_logger(),
         OutageLog(structlog.get_logger()),
-        on_outcome,
-        on_defect,
+        on_stored,
+        lambda _: None,
     )
-    writer.start_epoch(CommitEncoder(keyspace))
-    writer.index = INDEX
+    writer.start_epoch(CommitEncoder(keyspace), Batch())
+    writer.batch.index = INDEX
     return writer
+
+
+def not_reported(error: BaseException | None) -> None:
+    """Fail: the tests finish no batch, so only a defect of the recovery is reported."""
+    raise AssertionError(error)
 
 
 def meta_at(position: Position, epoch: LeaderEpoch = OWN, *, has_log: bool = True) -> Meta:
@@ -112,12 +113,12 @@ async def test_an_error_within_a_transaction_is_retried_with_a_backoff(monkeypat
     monkeypatch.setattr("genie.storage.redis.commit.new_backoff", InstantBackoff)
     rejection = [b"OK", b"QUEUED", [ErrorReply("MISCONF Errors writing to the AOF file")], b"OK"]
     primary = ScriptedPrimary([rejection] * 5)
-    stored: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    stored: asyncio.Future[BatchInFlight] = asyncio.get_running_loop().create_future()
     writer = writer_of(cast("Primary", primary), meta_at((7, INDEX)), stored.set_result)
     await writer.open()
-    writer.write(b"0 1 1")
-    assert await stored is Outcome.STORED
-    assert (writer.failure_count, len(delays)) == (5, 4), "the first failure is retried at once"
+    writer.write(Batch(), not_reported)
+    assert await stored is writer.batch
+    assert (writer._outage_log.failure_count, len(delays)) == (5, 4), "the first failure is retried at once"
     assert [str(error) for error in primary.errors] == ["MISCONF Errors writing to the AOF file"] * 5
     await writer.stop()
 
@@ -127,18 +128,17 @@ async def test_a_batch_is_sent_that_follows_one_whose_connection_does_not_watch_
     unwatched = [b"OK", b"QUEUED", [b"7-4"], ErrorReply("MOVED 5700 127.0.0.1:2")]
     both_stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def on_outcome(outcome: Outcome) -> None:
-        assert outcome is Outcome.STORED
-        if writer.index == INDEX + 1:
+    def on_stored(batch: BatchInFlight) -> None:
+        if batch.index == INDEX + 1:
             writer._keyspace = keyspace_of(primary, meta_at((7, INDEX + 1)))
-            writer.write(b"1 1 1")
+            writer.write(Batch(clock_ms=1), not_reported)
         else:
             both_stored.set_result(None)
 
     primary = cast("Primary", ScriptedPrimary([unwatched]))
-    writer = writer_of(primary, meta_at((7, INDEX)), on_outcome)
+    writer = writer_of(primary, meta_at((7, INDEX)), on_stored)
     await writer.open()
-    writer.write(b"0 1 1")
+    writer.write(Batch(), not_reported)
     await soon(both_stored)
     await writer.stop()
 
@@ -167,4 +167,5 @@ OLDER, NEWER = LeaderEpoch(3, "older", "{n}:state:3-older"), LeaderEpoch(9, "new
 )
 def test_the_end_of_the_log_tells_whether_the_batch_in_flight_is_stored(meta: Meta | None, outcome: Outcome) -> None:
     writer = writer_of(cast("Primary", ScriptedPrimary([])))
+    writer.batch = BatchInFlight(INDEX + 1, Batch(), {}, b"0 1 1")
     assert writer._compare(meta) is outcome
