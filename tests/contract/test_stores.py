@@ -310,7 +310,7 @@ async def test_a_snapshot_lost_during_the_restore_is_restored_again(
         nonlocal failures
         if failures:
             failures -= 1
-            await store._primary.call("DEL", args[1].state)
+            await store._primary.call("DEL", args[0].epoch.state)
         return await acquire(*args, **named)
 
     monkeypatch.setattr(keyspace, "_acquire", forgetful)

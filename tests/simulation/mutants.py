@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant(
         "takes over without verifying the primary",
         "storage/redis/follower.py",
-        "await self._keyspace.verify()  # last",
+        "await self._keyspace.primary.verify()  # last",
         "pass  # last",
         first=FIRST_REPLICATED_SEED + 31197,
     ),

@@ -91,7 +91,7 @@ class Follower:
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
-            last_sign_of_life=self._loop.time(), has_seen_leader=not keyspace.primary_may_change
+            last_sign_of_life=self._loop.time(), has_seen_leader=not keyspace.primary.may_change
         )
         self._requested_transfer_at = -inf
         """When this node last requested a transfer (event-loop time)."""
@@ -109,7 +109,7 @@ class Follower:
 
         The leader counts as unknown until `meta` is read again.
         """
-        self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary_may_change)
+        self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary.may_change)
         self._balancer.set_leader(self._keyspace.name, None)
         self._leader, self._may_lag = None, True
         self._report(StoreUnavailable(outage))
@@ -266,7 +266,7 @@ class Follower:
         is_due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
         if is_due and self._balancer.namespace_to_request(self._node.address) == name:
             self._requested_transfer_at = now
-            if not await self._keyspace.is_discoverable():
+            if not await self._keyspace.primary.is_discoverable():
                 return  # as the leader, this node could not open a connection for commits
             await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
@@ -321,7 +321,7 @@ class Follower:
         if decision.action is Action.RESTORE:
             snapshot = self._replica.snapshot()
             assert snapshot is not None, "RESTORE is only decided with a local state"  # noqa: S101
-            await self._keyspace.verify()
+            await self._keyspace.primary.verify()
             return await self._restore(snapshot, self._candidacy.empty_log_end)
         state_machine = await self._acquire(meta)
         if lease_expired:
@@ -376,7 +376,7 @@ class Follower:
         if self._replica.is_loaded and meta is not None and meta.history.contains(self._reader.position):
             await self._catch_up_to(meta.position)
         self._replica.decode()
-        await self._keyspace.verify()  # last: another Redis may have become the primary while this node waited
+        await self._keyspace.primary.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
         if not await self._keyspace.acquire_leadership(self._node, meta):
             # A leader is alive. `_catch_up_to` may have read its entries, which `_tail_log` then will not see.

@@ -21,7 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import DecodeError
 
@@ -117,6 +117,30 @@ class Meta:
         return EpochHistory((*self.before, self.position))
 
 
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A new epoch to acquire, under the condition that Redis is as this node has observed it.
+
+    It continues from the stored state (`checkpoint` is None), from a restored snapshot (`base` is None), or from an empty state.
+    """
+
+    epoch: LeaderEpoch
+    node: Node | None
+    """The leader. None: the epoch has none, so that any node can take over at once."""
+    observed: Meta | None
+    """What this node has read; None: that the namespace is empty, and that the log ends with `Keyspace.log_end`."""
+    ends: tuple[Position, ...]
+    """The last positions of the earlier epochs, see `EpochHistory`."""
+    base: Position | None
+    """The position from which the epoch continues. None: the log so far does not lead to the restored snapshot."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint of a new state, which has `record_count` records; they are written already. None: it is the stored state."""
+    record_count: int = 0
+    candidate_id: str | None = None
+    """This node must still be registered under this id, or Redis has lost everything since the namespace was read as empty.
+    None: this is not checked."""
+
+
 class Keyspace:
     """One node's access to the keys of a namespace.
 
@@ -124,7 +148,7 @@ class Keyspace:
     """
 
     def __init__(self, primary: Primary, name: str) -> None:
-        self._primary = primary
+        self.primary = primary
         prefix = f"{{{name}}}:"
         self._prefix = prefix
         self._snapshots = f"{prefix}snapshots"
@@ -156,19 +180,14 @@ class Keyspace:
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
 
-    @property
-    def primary_may_change(self) -> bool:
-        """Whether another Redis, which may lack commits, can become the primary."""
-        return self._primary.may_change
-
     async def read(self) -> Meta | None:
         """Read the metadata and the end of the log; None if the namespace is empty: it is new, or Redis has lost everything.
 
         Raises UnknownFormat if another version of Genie has written the namespace in a format that this version does not know.
         """
-        reply = await self._primary.call("EVAL", _READ, 2, self.meta, self.log)
+        reply = await self.primary.call("EVAL", _READ, 2, self.meta, self.log)
         self.log_end = reply[1].decode()
-        return self._decode_meta(reply, asking=self._primary.asking)
+        return self._decode_meta(reply, asking=self.primary.asking)
 
     async def watch(self, connection: RedisConnection) -> Meta | None:
         """Do the same as `read` on another connection, and WATCH the metadata and the log from before the read.
@@ -219,13 +238,16 @@ class Keyspace:
         log has changed since `observed` was read, because another node has taken over or the leader has committed.
         """
         epoch, self._attempted = self._next_epoch(), None
-        if observed is not None:
-            epoch = LeaderEpoch(epoch.number, epoch.nonce, observed.epoch.state)
-        self._unconfirmed = epoch
         if observed is None:
-            empty = Checkpoint((epoch.number, 0), Batch())
-            return await self._acquire(node, epoch, None, EpochHistory(), "0-0", empty, is_candidate=True)
-        return await self._acquire(node, epoch, observed, observed.history, encode_position(observed.position))
+            empty, before = Checkpoint((epoch.number, 0), Batch()), EpochHistory()
+            takeover = Takeover(
+                epoch, node, None, before.ends, before.position, checkpoint=empty, candidate_id=self._candidate_id
+            )
+        else:
+            epoch = replace(epoch, state=observed.epoch.state)
+            takeover = Takeover(epoch, node, observed, observed.history.ends, observed.position)
+        self._unconfirmed = epoch
+        return await self._acquire(takeover)
 
     def confirm_acquisition(self, meta: Meta | None) -> bool:
         """Return whether `acquire_leadership` has succeeded although its reply was lost. `meta` is the first read afterwards.
@@ -239,20 +261,12 @@ class Keyspace:
         self._on_acquired(meta.epoch, meta.before)
         return True
 
-    async def verify(self) -> None:
-        """Query discovery, and raise RedisFailure if the connected Redis is no longer the primary."""
-        await self._primary.verify()
-
-    async def is_discoverable(self) -> bool:
-        """Return whether discovery finds a primary. If not, this node could not open the connection that a leader needs."""
-        return await self._primary.is_discoverable()
-
     async def register_candidate(self) -> bool:
         """Register this node as a candidate that waits while the namespace is empty.
 
         Returns True if the node was not registered yet. True in a repeated call means that Redis has lost data in between.
         """
-        return bool(await self._primary.write("SADD", self._candidates, self._candidate_id))
+        return bool(await self.primary.write("SADD", self._candidates, self._candidate_id))
 
     async def publish_position_and_compare(self, position: Position) -> bool:
         """Publish this candidate's replicated position; return whether another candidate has published a later one.
@@ -263,8 +277,8 @@ class Keyspace:
         """
         now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
         published = f"{position[0]}-{position[1]} {self._publish_count}"
-        await self._primary.write("HSET", self._positions, self._candidate_id, published)
-        stored = await self._primary.call("HGETALL", self._positions)
+        await self.primary.write("HSET", self._positions, self._candidate_id, published)
+        stored = await self.primary.call("HGETALL", self._positions)
         positions = dict(zip(stored[::2], stored[1::2], strict=True))
         positions.pop(self._candidate_id.encode(), None)
         seen_before = self._rivals
@@ -282,14 +296,14 @@ class Keyspace:
 
         The leader polls for the request, which expires after `TRANSFER_REQUEST_TTL_MS`.
         """
-        await self._primary.write("SET", self._transfer_request, f"{count} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
+        await self.primary.write("SET", self._transfer_request, f"{count} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
         """Return the address of the node that requests the namespace, and how many namespaces that node leads.
 
         Returns None if there is no request.
         """
-        stored = await self._primary.call("GET", self._transfer_request)
+        stored = await self.primary.call("GET", self._transfer_request)
         if stored is None:
             return None
         count, _, address = stored.decode().partition(" ")
@@ -297,7 +311,7 @@ class Keyspace:
 
     async def delete_transfer_request(self) -> None:
         """Delete the transfer request, if there is one."""
-        await self._primary.call("UNLINK", self._transfer_request)
+        await self.primary.call("UNLINK", self._transfer_request)
 
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield all records in chunks, each a map from id to encoded record.
@@ -331,7 +345,7 @@ class Keyspace:
 
     async def _scan(self, state: str, cursor: bytes) -> tuple[bytes, list[bytes]]:
         """Return the next cursor of a scan (`0` at its end), and a chunk of fields and values of the state."""
-        next_cursor, fields = await self._primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", CHUNK)
+        next_cursor, fields = await self.primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", CHUNK)
         return next_cursor, fields
 
     async def restore_snapshot(
@@ -360,18 +374,18 @@ class Keyspace:
         stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
         for start in range(0, len(stored), CHUNK):
             chunk = [part for id_, change in stored[start : start + CHUNK] for part in (id_, encode(change))]
-            await self._primary.write("HSET", epoch.state, *chunk)
-        checkpoint = Checkpoint((epoch.number, 0), state)
-        if not await self._acquire(
-            node,
+            await self.primary.write("HSET", epoch.state, *chunk)
+        takeover = Takeover(
             epoch,
+            node,
             meta,
-            history,
-            "",
-            checkpoint,
+            history.ends,
+            base=None,
+            checkpoint=Checkpoint((epoch.number, 0), state),
             record_count=len(stored),
-            is_candidate=meta is None and log_end is not None,
-        ):
+            candidate_id=self._candidate_id if meta is None and log_end is not None else None,
+        )
+        if not await self._acquire(takeover):
             raise LeadershipLost(f"{self.meta} changed while the snapshot was written")
         await self._finish_restore()
 
@@ -393,7 +407,7 @@ class Keyspace:
         `late` if a later part was written or the previous part was not, `lost` if Redis lacks the log up to `new`, `no state`
         if Redis has lost the state.
         """
-        status = await self._primary.eval(
+        status = await self.primary.eval(
             _CHECKPOINT,
             [self.meta, self.log, self.epoch.state],
             *(
@@ -424,7 +438,7 @@ class Keyspace:
         Otherwise the resignation would get the index of the missing batch, which followers may have read from another Redis.
         """
         number = self.epoch.number
-        await self._primary.eval(
+        await self.primary.eval(
             _RESIGN,
             [self.meta, self.log],
             *(number, self.epoch.nonce, encode_position((number, last_index))),
@@ -435,51 +449,35 @@ class Keyspace:
         """Delete the keys of the election, and all snapshots except the current one."""
         # Separate calls, because the two keys may be on different nodes during a slot migration.
         for key in (self._candidates, self._positions):
-            await self._primary.call("UNLINK", key)
-        snapshots = sorted(key.decode() for key in await self._primary.call("SMEMBERS", self._snapshots))
+            await self.primary.call("UNLINK", key)
+        snapshots = sorted(key.decode() for key in await self.primary.call("SMEMBERS", self._snapshots))
         if snapshots != [self.epoch.state]:
             keys = [self.meta, self._snapshots, *snapshots]
-            await self._primary.eval(_COLLECT_GARBAGE, keys, self.epoch.number, self.epoch.nonce)
+            await self.primary.eval(_COLLECT_GARBAGE, keys, self.epoch.number, self.epoch.nonce)
 
-    async def _acquire(
-        self,
-        node: Node | None,
-        epoch: LeaderEpoch,
-        observed: Meta | None,
-        history: EpochHistory,
-        base: str,
-        checkpoint: Checkpoint | None = None,
-        record_count: int = 0,
-        *,
-        is_candidate: bool = False,
-    ) -> bool:
-        """Run `acquire.lua` for the new `epoch`, whose state has the lineage `history`; return whether it succeeded.
+    async def _acquire(self, takeover: Takeover) -> bool:
+        """Start the epoch of `takeover`; return False if Redis is not any more as this node has observed it.
 
-        `base` is the encoded position from which the epoch continues; empty for a restored snapshot. `checkpoint` is given
-        for a new state, which has `record_count` records. `is_candidate`: this node must still be registered as a candidate, or
-        Redis has lost everything since it read that the namespace is empty. Raises RedisFailure if Redis has lost records of the new state.
+        Raises RedisFailure if Redis has lost records of the new state.
         """
-        expected = ("", "", self.log_end)
+        epoch, observed, checkpoint = takeover.epoch, takeover.observed, takeover.checkpoint
+        # The script compares texts: an empty one is what Redis does not have.
+        expected: tuple[object, ...] = ("", "", self.log_end)
         if observed is not None:
-            position = encode_position(observed.position) if observed.has_log else ""
-            expected = (str(observed.epoch.number), observed.epoch.nonce, position)
+            log_end = encode_position(observed.position) if observed.has_log else ""
+            expected = (observed.epoch.number, observed.epoch.nonce, log_end)
         await self._register_snapshot(epoch)
-        ends = history.ends[-MAX_EPOCHS:]
-        status = await self._primary.eval(
+        ends, candidate_id = takeover.ends[-MAX_EPOCHS:], takeover.candidate_id
+        status = await self.primary.eval(
             _ACQUIRE,
             # A key that may not exist would make the script fail during the migration of a hash slot.
-            [self.meta, self.log, epoch.state, *([self._candidates] if is_candidate else ())],
-            *(
-                epoch.number,
-                epoch.nonce,
-                *expected,
-                encode_node(node),
-                FORMAT_VERSION,
-                base,
-                encode_ends(EpochHistory(ends)),
-            ),
-            *((b"", 0) if checkpoint is None else (checkpoint.encode(), record_count)),
-            self._candidate_id if is_candidate else "",
+            [self.meta, self.log, epoch.state, *([] if candidate_id is None else [self._candidates])],
+            *(epoch.number, epoch.nonce, *expected, encode_node(takeover.node), FORMAT_VERSION),
+            "" if takeover.base is None else encode_position(takeover.base),
+            encode_ends(ends),
+            b"" if checkpoint is None else checkpoint.encode(),
+            takeover.record_count,
+            candidate_id or "",
         )
         if status == b"lost":
             raise RedisFailure(f"Redis has lost records of the snapshot {epoch.state} while it was written")
@@ -493,7 +491,7 @@ class Keyspace:
         The script also names the key `meta`, so that it fails on a node that has only one of the keys during the migration
         of a hash slot.
         """
-        await self._primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.state)
+        await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
         """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""

@@ -89,9 +89,9 @@ def decode_ends(stored: bytes) -> tuple[Position, ...]:
     return tuple(map(decode_position, stored.split()))
 
 
-def encode_ends(history: EpochHistory) -> str:
-    """Encode the positions of a history as `epoch-index`, separated by spaces."""
-    return " ".join(map(encode_position, history.ends))
+def encode_ends(ends: tuple[Position, ...]) -> str:
+    """Encode the last positions of epochs as `epoch-index`, separated by spaces."""
+    return " ".join(map(encode_position, ends))
 
 
 # -- The log ------------------------------------------------------------------------------------------

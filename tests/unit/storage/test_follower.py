@@ -33,7 +33,7 @@ class ScriptedKeyspace:
     meta: Meta | None
     primary_for_reads: int = NEVER
     name: str = "a"
-    primary_may_change: bool = True
+    may_change: bool = True
     reads: int = 0
     discoverable: bool = True
     latest_rival_position: Position = (0, 0)
@@ -46,6 +46,10 @@ class ScriptedKeyspace:
     history: EpochHistory | None = None
     """The stored lineage when leadership is acquired; None: another node is always faster."""
     epoch: LeaderEpoch = EPOCH
+
+    @property
+    def primary(self) -> ScriptedKeyspace:
+        return self
 
     async def read(self) -> Meta | None:
         self.reads += 1
@@ -258,7 +262,7 @@ async def test_a_former_leader_has_seen_no_leader_if_the_primary_may_change() ->
     led = PriorLeadership(Snapshot(EpochHistory(((0, 0), (7, 3))), Batch()), (7, 3))
     keyspace = ScriptedKeyspace(led_by(BEFORE))
     assert not unconfirmed_follower_of(keyspace, led=led)._candidacy.has_seen_leader
-    keyspace.primary_may_change = False
+    keyspace.may_change = False
     assert unconfirmed_follower_of(keyspace, led=led)._candidacy.has_seen_leader
 
 
