@@ -232,7 +232,10 @@ class _Check:
                 (decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))) for id_, fields in entries
             ]
             first, values = decoded[0]
-            gap = not log.continues(first, values) and await self._is_trimmed_to(first)
+            gap = not log.continues(first, values)
+            if gap:  # unless the entries before `first` exist
+                oldest = await self._primary.call("XRANGE", self._keyspace.log, "-", "+", "COUNT", 1)
+                gap = bool(oldest) and decode_position(oldest[0][0]) >= first
             # The leader may have moved the checkpoint after `end` was read, and then have trimmed the log.
             if gap and (start != "-" or (await self._read_meta()).checkpoint.position != checkpoint):
                 raise _Changed
@@ -240,11 +243,6 @@ class _Check:
                 log.add(position, values, self._decoder)
             start = f"({entries[-1][0].decode()}"
         self._report.sizes.log_entries, self._report.sizes.log_bytes = log.entries, log.bytes
-
-    async def _is_trimmed_to(self, position: Position) -> bool:
-        """Return whether all entries before `position` are trimmed."""
-        entries = await self._primary.call("XRANGE", self._keyspace.log, "-", "+", "COUNT", 1)
-        return bool(entries) and decode_position(entries[0][0]) >= position
 
     async def _describe_keys(self, meta: Meta) -> None:
         """Report the abandoned states, and the memory of the state and the log."""
@@ -370,19 +368,15 @@ class _LogCheck:
         self._previous, self.resigned = position, b"resigned" in values
         try:
             if b"base" in values:
-                self._add_takeover(position, values)
+                self.bases[position[0]] = decode_position(values[b"base"])
+                self.last_epoch, self.node = position[0], values[b"node"]
+                decode_node(self.node)
             elif b"batch" in values:
                 self._add_batch(position, values[b"batch"], decoder)
             else:
                 self._find("log", f"{id_} is neither a takeover nor a batch")
         except (UnknownFormat, DecodeError, ValueError, KeyError) as error:
             self._find("log", f"{id_} cannot be decoded: {error}")
-
-    def _add_takeover(self, position: Position, values: dict[bytes, bytes]) -> None:
-        """Check the takeover of a new leader."""
-        self.bases[position[0]] = decode_position(values[b"base"])
-        self.last_epoch, self.node = position[0], values[b"node"]
-        decode_node(self.node)
 
     def _add_batch(self, position: Position, encoded: bytes, decoder: RecordDecoder) -> None:
         """Check a batch, and collect its changes if it is later than the checkpoint."""

@@ -17,8 +17,7 @@ from structlog.typing import FilteringBoundLogger
 
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
-from genie.storage.redis.log import BatchCommitted, EpochHistory, LogReader, LogTruncated, Position
-from genie.storage.redis.primary import Primary
+from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
 from genie.storage.store import Batch, UnknownFormat
 
 CHECK_INTERVAL_S = 1.0
@@ -49,14 +48,8 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        primary: Primary,
-        keyspace: Keyspace,
-        counters: Batch,
-        on_loss: Callable[[bool], None],
-        log: FilteringBoundLogger,
+        self, keyspace: Keyspace, counters: Batch, on_loss: Callable[[bool], None], log: FilteringBoundLogger
     ) -> None:
-        self._primary = primary
         self._keyspace = keyspace
         self._on_loss = on_loss
         self._log = log
@@ -156,33 +149,23 @@ class Checkpointer:
         if meta is None or meta.epoch != self._keyspace.epoch:
             self._on_loss(False)
             return {}
+        changes: dict[int, bytes] = {}
+        reader = LogReader(self._keyspace.primary, self._keyspace.log, READ_BYTES)
+        reader.seek(meta.history.up_to(meta.checkpoint.position))
         try:
-            changes = await self._read_log(meta.history.up_to(meta.checkpoint.position), end)
+            while reader.position < end:
+                entries = await reader.read(None)
+                if not entries:  # the log ends before
+                    self._on_loss(False)
+                    return {}
+                for entry in entries:
+                    if isinstance(entry, BatchCommitted) and entry.position <= end:
+                        for id_, record in entry.records.items():
+                            changes[int(id_)] = b"%b %b" % (id_, record) if record else id_
         except LogTruncated:  # an entry is missing that this leader has read or written
             self._on_loss(True)
             return {}
-        if changes is None:
-            self._on_loss(False)
-            return {}
         self._last = meta.checkpoint.position
-        return changes
-
-    async def _read_log(self, history: EpochHistory, end: Position) -> dict[int, bytes] | None:
-        """Read the log after the end of `history` up to `end`; return the last change of each id as a line.
-
-        Returns None if the log ends before `end`. Raises LogTruncated if entries before its end are missing.
-        """
-        changes: dict[int, bytes] = {}
-        reader = LogReader(self._primary, self._keyspace.log, READ_BYTES)
-        reader.seek(history)
-        while reader.position < end:
-            entries = await reader.read(None)
-            if not entries:
-                return None
-            for entry in entries:
-                if isinstance(entry, BatchCommitted) and entry.position <= end:
-                    records = entry.records.items()
-                    changes.update({int(id_): b"%b %b" % (id_, record) if record else id_ for id_, record in records})
         return changes
 
 

@@ -78,7 +78,12 @@ class CommitEncoder:
         self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
         self._end = b"\r\n" + _EXEC + self.watch
         self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
-        self._touch = encode_command(["HSET", keyspace.meta, "nonce", keyspace.epoch.nonce])
+        touch = encode_command(["HSET", keyspace.meta, "nonce", keyspace.epoch.nonce])
+        self.touch = _MULTI + touch + _EXEC + self.watch
+        """A transaction without effect, after which WAIT covers everything that the log contains.
+
+        WAIT and WAITAOF cover only writes of their own connection, and the batch may have been appended by a former one.
+        """
 
     def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
         """Encode the commit of a batch as a transaction; return it with the reply that Redis sends if it appends the batch.
@@ -115,14 +120,6 @@ class CommitEncoder:
         trimmed = encode_position(self.checkpoint)
         script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch, trimmed])
         return script + _UNWATCH + self.watch  # the script has changed the watched log: forget that, and watch again
-
-    @property
-    def touch(self) -> bytes:
-        """A transaction without effect, after which WAIT covers everything that the log contains.
-
-        WAIT and WAITAOF cover only writes of their own connection, and the batch may have been appended by a former one.
-        """
-        return _MULTI + self._touch + _EXEC + self.watch
 
 
 class CommitForm(NamedTuple):
@@ -385,7 +382,11 @@ class CommitWriter:
             self._send()
         elif outcome is Outcome.STORED:
             self._watching = True
-            self._confirm()
+            if not self._ack_policy.command:
+                self._finish(outcome)
+            elif self.connection is not None:  # this connection has not written the batch, so it could not wait for it
+                self.batch.form = TRANSACTION
+                self._send_with_acks(self.connection, self._encoder.touch)
         else:
             self._finish(outcome)
 
@@ -432,14 +433,6 @@ class CommitWriter:
         if self._ack_policy.command:
             command, replies = command + self._ack_policy.command, replies + 1
         connection.send(command, self._on_replies, replies)
-
-    def _confirm(self) -> None:
-        """Finish the batch in flight, which the log has: first wait for the acknowledgements, if any are required."""
-        if not self._ack_policy.command:
-            self._finish(Outcome.STORED)
-        elif self.connection is not None:
-            self.batch.form = TRANSACTION
-            self._send_with_acks(self.connection, self._encoder.touch)
 
     def _on_replies(self, replies: object) -> None:
         """Handle the replies to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.

@@ -35,6 +35,7 @@ from genie.storage.redis.log import (
     LogTruncated,
     Position,
 )
+from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load_state
 from genie.storage.store import LeadershipLost, Node, StateMachine
 
@@ -59,8 +60,7 @@ class Follower:
 
     `on_role_changed` is called with each new role of this node until it leads. `prior_leadership` is the state of this node as
     a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
-    leader without acknowledging them to clients. `on_reached` is called after each successful read of `meta`, `on_log_read`
-    after each successful read of the log, that is, when this node follows the leader.
+    leader without acknowledging them to clients. An outage of Redis ends in `outage_log` when this node follows the leader.
     """
 
     def __init__(
@@ -69,18 +69,17 @@ class Follower:
         reader: LogReader,
         node: Node,
         balancer: LeadershipBalancer,
+        outage_log: OutageLog,
         on_role_changed: Callable[[FollowerRole], None],
         prior_leadership: PriorLeadership | None = None,
         unacknowledged: Collection[Position] = (),
-        on_reached: Callable[[], None] = lambda: None,
-        on_log_read: Callable[[], None] = lambda: None,
     ) -> None:
         self._log = log.bind(namespace=keyspace.name)
-        self._on_reached, self._on_log_read = on_reached, on_log_read
         self._keyspace = keyspace
         self._reader = reader
         self._node = node
         self._balancer = balancer
+        self._outage_log = outage_log
         self._on_role_changed = on_role_changed
         self._role: FollowerRole | None = None
         """The role that was reported last; None if none was reported."""
@@ -123,16 +122,12 @@ class Follower:
             state_machine = await self._step()
             if state_machine is not None:
                 self.acquired_state = state_machine
-                await self._collect_garbage()
+                try:
+                    await self._keyspace.collect_garbage()
+                except RedisFailure as error:  # this node leads nevertheless
+                    self._log.warning("unused keys not deleted, the next leader deletes them", error=str(error))
                 self._balancer.set_leader(self._keyspace.name, self._node.address)
                 return state_machine
-
-    async def _collect_garbage(self) -> None:
-        """Delete keys that are no longer in use. A failure does not end the leadership that was just acquired."""
-        try:
-            await self._keyspace.collect_garbage()
-        except RedisFailure as error:
-            self._log.warning("unused keys not deleted, the next leader deletes them", error=str(error))
 
     async def _step(self) -> StateMachine | None:
         """Read `meta`, decide what to do next, and do it.
@@ -180,7 +175,7 @@ class Follower:
         the observations from before.
         """
         meta, candidacy = await self._keyspace.read(), self._candidacy
-        self._on_reached()
+        self._outage_log.on_reached(self._loop.time())
         if candidacy.expired is not None:
             return meta
         if meta is None:
@@ -223,8 +218,10 @@ class Follower:
                     self._replica.discard_own_leadership_state()
                 if isinstance(entry, EpochStarted) or entry.resigned:
                     return
-            if not entries and not await self._is_unchanged(meta):
-                return
+            if not entries:  # a rollback of Redis adds no entry to the log
+                stored = await self._keyspace.read()
+                if stored is None or stored.epoch != meta.epoch or stored.position < self._reader.position:
+                    return
             await self._request_transfer()
             if 0 < len(entries) < MAX_READ_ENTRIES:
                 await asyncio.sleep(READ_PAUSE_S)
@@ -240,7 +237,7 @@ class Follower:
             self._log.info("log truncated, loading snapshot")
             await self._load_replica()
             return None
-        self._on_log_read()
+        self._outage_log.end(self._keyspace.primary.address, self._loop.time())
         for entry in entries:
             if isinstance(entry, BatchCommitted):
                 self._replica.append(entry)
@@ -248,14 +245,6 @@ class Follower:
             self._may_lag = False
             self._report_role()
         return entries
-
-    async def _is_unchanged(self, meta: Meta) -> bool:
-        """Return whether Redis still has the epoch of `meta` and all batches that this node has replicated.
-
-        Reads `meta` again, because a rollback of Redis adds no entry to the log.
-        """
-        stored = await self._keyspace.read()
-        return stored is not None and stored.epoch == meta.epoch and stored.position >= self._reader.position
 
     async def _request_transfer(self) -> None:
         """Request this namespace if its leader leads too many namespaces.
@@ -278,7 +267,7 @@ class Follower:
         The old replica is dropped first, because loading moves the position of the log reader. If loading was interrupted,
         the old replica would not match the new position.
         """
-        self._replica.unload()
+        self._replica.lazy = None
         self._report_role()
         try:
             state = await load_state(self._keyspace, self._reader, self._log)

@@ -20,7 +20,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from msgspec import DecodeError
@@ -167,8 +167,8 @@ class Keyspace:
         """The epoch of a snapshot restore whose outcome is unknown; None otherwise."""
         self._unconfirmed: LeaderEpoch | None = None
         """The epoch of an attempt to acquire leadership whose outcome is unknown; None otherwise."""
-        self._highest_epoch = 0
-        """The highest epoch number that this node has read or chosen."""
+        self.highest_epoch = 0
+        """The highest epoch number that this node has read or chosen. It chooses only higher ones."""
         self.meta = meta_key(name)
         """The key of the hash that describes the leader and the stored state."""
         self.log = f"{prefix}log"
@@ -215,21 +215,16 @@ class Keyspace:
         if missing:
             raise UnknownFormat(f"{self.meta} lacks {', '.join(sorted(missing))}: restore it from a backup")
         try:
-            return self._decode_fields(meta, last_id)
+            epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
+            self.highest_epoch = max(self.highest_epoch, epoch.number)
+            checkpoint = Checkpoint.decode(meta["checkpoint"])
+            ends, position = decode_ends(meta["history"]), decode_position(last_id)
+            if not last_id:  # the log was lost, but not the metadata: the state is that of the checkpoint
+                position = checkpoint.position
+                ends = EpochHistory(ends).up_to(position).ends[:-1]
+            return Meta(epoch, decode_node(meta["node"]), position, checkpoint, ends, bool(last_id))
         except (ValueError, DecodeError) as error:
             raise UnknownFormat(f"{self.meta}: a field is invalid: {error}; restore it from a backup") from None
-
-    def _decode_fields(self, meta: Mapping[str, bytes], last_id: bytes) -> Meta:
-        """Decode the fields of `meta`, of which none is missing, and the last id of the log."""
-        epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
-        self._highest_epoch = max(self._highest_epoch, epoch.number)
-        checkpoint = Checkpoint.decode(meta["checkpoint"])
-        ends = decode_ends(meta["history"])
-        position = decode_position(last_id)
-        if not last_id:  # the log was lost, but not the metadata: the state is that of the checkpoint
-            position = checkpoint.position
-            ends = EpochHistory(ends).up_to(position).ends[:-1]
-        return Meta(epoch, decode_node(meta["node"]), position, checkpoint, ends, bool(last_id))
 
     async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
         """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
@@ -498,19 +493,15 @@ class Keyspace:
         self.epoch, self._unconfirmed = epoch, None
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
-    def skip_epochs(self, highest: int) -> None:
-        """Choose only epoch numbers higher than `highest` from now on."""
-        self._highest_epoch = max(self._highest_epoch, highest)
-
     def _next_epoch(self) -> LeaderEpoch:
         """Return a new epoch, whose number is higher than every number that this node has seen.
 
         The number is the time in µs, or one more than the highest number if the clock is slow. So the number is also new
         if Redis has lost the last epoch, and two partitioned nodes hardly choose the same number.
         """
-        self._highest_epoch = max(self._highest_epoch + 1, time.time_ns() // 1000)
+        self.highest_epoch = max(self.highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
-        return LeaderEpoch(self._highest_epoch, nonce, f"{self._prefix}state:{self._highest_epoch}-{nonce}")
+        return LeaderEpoch(self.highest_epoch, nonce, f"{self._prefix}state:{self.highest_epoch}-{nonce}")
 
 
 def meta_key(name: str) -> str:

@@ -55,6 +55,8 @@ class Primary:
         self.has_sentinels = url.kind == "sentinel"
         """Whether sentinels report the primary. If so, a leader must query the sentinels regularly."""
         self._discovery = discovery_for(url, key)
+        self.may_change = self._discovery.primary_may_change
+        """Another Redis, which may lack commits, can become the primary."""
         self._min_replicas = min_replicas
         self._fsync = fsync
         self._connection: RedisConnection | None = None
@@ -116,7 +118,7 @@ class Primary:
                 if self._connection is not None:
                     self.on_error(error, self._connection.address)
                 self.drop()
-                if error.code == "MOVED" and not self._discovery.primary_may_change:
+                if error.code == "MOVED" and not self.may_change:
                     raise RedisFailure(f"a cluster node needs a URL with redis+cluster:// ({error})") from None
                 raise
             except BaseException:
@@ -128,7 +130,8 @@ class Primary:
         async with self._call_lock:
             if self._connection is None:  # connect first, because the script depends on the version of Redis
                 self._connection = await self.connect()
-            script = allowing_oom(script, self._connection)
+            if self._connection.version >= (7, 0):
+                script = ALLOW_OOM_SHEBANG + script
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
 
     async def read(self, keys: list[str], command: str, *arguments: object) -> Any:
@@ -157,15 +160,10 @@ class Primary:
         A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
         """
         # A node that is importing the slot (`asking`) is not yet the primary that discovery reports.
-        if self._discovery.primary_may_change and not connection.asking:
+        if self.may_change and not connection.asking:
             with suppress(RedisFailure):  # discovery got no reply: assume that the primary has not changed
                 return (await self._discovery.find()).address != connection.address
         return False
-
-    @property
-    def may_change(self) -> bool:
-        """Whether another Redis, which may lack commits, can become the primary."""
-        return self._discovery.primary_may_change
 
     async def is_discoverable(self) -> bool:
         """Return whether discovery finds a primary, so that a new connection could be opened."""
@@ -196,7 +194,7 @@ class Primary:
                     connection.close()
                     return
 
-        if not self._discovery.primary_may_change:
+        if not self.may_change:
             yield
             return
         watch = asyncio.create_task(watch_primary())
@@ -229,7 +227,7 @@ class Primary:
         try:
             reply = await connection.call("ROLE")
         except ErrorReply as error:
-            if self._discovery.primary_may_change or self._min_replicas or error.code not in UNSUPPORTED_CODES:
+            if self.may_change or self._min_replicas or error.code not in UNSUPPORTED_CODES:
                 raise
             return
         role = reply[0]
@@ -257,14 +255,6 @@ async def _version(connection: RedisConnection) -> tuple[int, int]:
             raise
         return 0, 0
     return (0, 0) if match is None else (int(match[1]), int(match[2] or 0))
-
-
-def allowing_oom(script: bytes, connection: RedisConnection) -> bytes:
-    """Return a variant of the script that also runs while Redis is out of memory.
-
-    Returns `script` itself if the connected Redis is older than version 7, which does not support such a variant.
-    """
-    return ALLOW_OOM_SHEBANG + script if connection.version >= (7, 0) else script
 
 
 async def read_memory(primary: Primary) -> StoreMemory | None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
-from genie.storage.redis.keyspace import Keyspace, Meta
+from genie.storage.redis.keyspace import Keyspace
 from genie.storage.redis.log import (
     BatchCommitted,
     EpochHistory,
@@ -98,21 +98,17 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                 return state
         except LogTruncated:
             latest = await keyspace.read()
-            if latest is not None and _lacks_entries(latest, reader.position):
+            if (  # neither a later checkpoint nor a restored snapshot or a rollback explains why the reader cannot continue
+                latest is not None
+                and latest.checkpoint.position <= reader.position < latest.position
+                and latest.history.contains(reader.position)
+            ):
                 raise LogIncomplete(
                     f"{keyspace.log} lacks the entry after {encode_position(reader.position)}, which is later than the "
                     f"checkpoint, {encode_position(latest.checkpoint.position)}: wait for the next checkpoint of the leader, "
                     f"or stop all servers, delete the keys of the namespace and restore a backup"
                 ) from None
             log.warning("log truncated while the state was loaded, loading again")
-
-
-def _lacks_entries(meta: Meta, position: Position) -> bool:
-    """Return whether the log of `meta` should continue at `position`, where a reader could not continue.
-
-    Otherwise a checkpoint that is later, a restored snapshot or a rollback explains that.
-    """
-    return meta.checkpoint.position <= position < meta.position and meta.history.contains(position)
 
 
 async def _catch_up(
@@ -254,10 +250,6 @@ class LocalReplica:
         """Decode and apply all records that were read. Raises UnknownFormat if another version of Genie has written one."""
         if self.lazy is not None:
             self.lazy.state_machine()
-
-    def unload(self) -> None:
-        """Drop the loaded state, because the log does not continue it."""
-        self.lazy = None
 
     def discard_own_leadership_state(self) -> None:
         """Drop the state as a former leader, because another leader was seen alive and its state is valid."""

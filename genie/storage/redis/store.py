@@ -141,17 +141,15 @@ class RedisStore:
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
         reader = LogReader(self._primary, self._keyspace.log)
-        outage_log = self._outage_log
         follower = self._follower = Follower(
             self._keyspace,
             reader,
             node,
             self._balancer,
+            self._outage_log,
             on_role_changed=on_role_changed,
             prior_leadership=prior_leadership,
             unacknowledged=self._unacknowledged,
-            on_reached=lambda: outage_log.on_reached(self._loop.time()),
-            on_log_read=self._end_outage,
         )
         backoff = new_backoff()
         state_machine = None
@@ -172,12 +170,14 @@ class RedisStore:
                     if denied
                     else "store unavailable, not serving until it is back"
                 )
-                outage = outage_log.on_failure(event, str(error), now, failed_since(error, now), repeats=not denied)
+                outage = self._outage_log.on_failure(
+                    event, str(error), now, failed_since(error, now), repeats=not denied
+                )
                 self._writer.drop()
                 follower.on_store_failure(outage)
                 await asyncio.sleep(delay_s)
             else:
-                self._end_outage()
+                self._outage_log.end(self._primary.address, self._loop.time())
                 counters = _counters_of(state_machine)
                 self._writer.start_epoch(CommitEncoder(self._keyspace), counters)
                 self._start_checkpoints(counters)
@@ -246,10 +246,6 @@ class RedisStore:
         await self._step_down()
         self._primary.drop()
 
-    def _end_outage(self) -> None:
-        """Log the end of the outage, if there is one."""
-        self._outage_log.end(self._primary.address, self._loop.time())
-
     def _prior_leadership(self) -> PriorLeadership:
         """Return the state of this node, which was the leader until now. If Redis rolls back, this node can restore the state.
 
@@ -272,7 +268,7 @@ class RedisStore:
 
     def _start_checkpoints(self, counters: Batch) -> None:
         """Begin to write checkpoints in the epoch that this node has just acquired, from a state with these counters on."""
-        self._checkpointer = Checkpointer(self._primary, self._keyspace, counters, self._writer.on_loss, self._log)
+        self._checkpointer = Checkpointer(self._keyspace, counters, self._writer.on_loss, self._log)
         self._checkpointing = self._loop.create_task(self._checkpointer.run())
 
     def _on_stored(self, batch: BatchInFlight) -> None:

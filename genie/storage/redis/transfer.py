@@ -124,7 +124,10 @@ def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
                 )
             if next(numbered, None) is not None:
                 raise TransferError(f"line {number + 1}: text after the line with the count")
-            _check_state(state)
+            requests = (change for change in state.changes.values() if isinstance(change, Request))
+            violations = find_counter_violations(state.changes, state) or list(find_violations(requests))
+            if violations:
+                raise TransferError(f"the records of the file are not sound: {violations[0]}")
             return header, state
         try:
             decoded = _decode_line(line)
@@ -165,14 +168,6 @@ def _decode(number: int, line: bytes, kind: type[T]) -> T:
         raise TransferError(f"line {number}: {error}") from None
 
 
-def _check_state(state: Batch) -> None:
-    """Raise TransferError if the records conflict with each other or with the counters."""
-    requests = (change for change in state.changes.values() if isinstance(change, Request))
-    violations = find_counter_violations(state.changes, state) or list(find_violations(requests))
-    if violations:
-        raise TransferError(f"the records of the file are not sound: {violations[0]}")
-
-
 async def import_namespace(url: str, namespace: str, header: Header, state: Batch, *, replace: bool) -> tuple[int, int]:
     """Write `state`, a decoded export, to a namespace that no server leads, in a new epoch without a leader.
 
@@ -184,7 +179,7 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
         keyspace = Keyspace(primary, namespace)
-        keyspace.skip_epochs(decode_position(header.position.encode())[0])
+        keyspace.highest_epoch = decode_position(header.position.encode())[0]
         meta = await _wait_for_vacancy(keyspace)
         present = await load_state(keyspace, LogReader(primary, keyspace.log), log)
         count = 0 if present is None else len([change for change in present.changes.values() if change is not None])

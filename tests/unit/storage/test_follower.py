@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
@@ -16,7 +17,9 @@ from genie.storage.redis.election import LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import BatchCommitted, EpochHistory, EpochStarted, LogEntry, LogReader, Position
+from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.replica import LazyReplica, PriorLeadership, Snapshot
+from genie.storage.redis.url import Address
 from genie.storage.store import Batch, Node, StateMachine
 
 EPOCH = LeaderEpoch(7, "nonce", "state")
@@ -46,6 +49,7 @@ class ScriptedKeyspace:
     history: EpochHistory | None = None
     """The stored lineage when leadership is acquired; None: another node is always faster."""
     epoch: LeaderEpoch = EPOCH
+    address: Address | None = None
 
     @property
     def primary(self) -> ScriptedKeyspace:
@@ -94,6 +98,10 @@ class ScriptedKeyspace:
         yield {}
 
 
+def outage_log() -> OutageLog:
+    return OutageLog(structlog.get_logger())
+
+
 def led_by(node: Node | None, epoch: int = 7, index: int = 3) -> Meta:
     return Meta(
         LeaderEpoch(epoch, "nonce", "state"), node, (epoch, index), Checkpoint((epoch, index), Batch()), ((0, 0),)
@@ -117,7 +125,7 @@ def unconfirmed_follower_of(
     if keyspace.meta is not None:
         reader.seek(keyspace.meta.history)
     balancer = balancer or LeadershipBalancer()
-    follower = Follower(cast("Keyspace", keyspace), reader, OWN, balancer, lambda _: None, led)
+    follower = Follower(cast("Keyspace", keyspace), reader, OWN, balancer, outage_log(), lambda _: None, led)
     follower._candidacy.last_sign_of_life -= 3600
     follower._candidacy.empty_since = follower._candidacy.last_sign_of_life
     return follower
@@ -384,7 +392,7 @@ async def test_a_follower_reports_when_its_replica_has_caught_up() -> None:
     reader = ScriptedReader()
     reader.seek(led_by(None).history)
     balancer = LeadershipBalancer()
-    follower = Follower(cast("Keyspace", keyspace), reader, OWN, balancer, roles.append)
+    follower = Follower(cast("Keyspace", keyspace), reader, OWN, balancer, outage_log(), roles.append)
     await follower._step()
     assert roles == [Following("other", caught_up=False), Following("other", caught_up=True)]
     outage = StoreOutage(0.0, "gone")
