@@ -334,8 +334,3 @@ class RawDecoder:
             return Queued(*fields, waits_for)
         self._next_fence += 1
         return Granted(*fields, fence=self._next_fence - 1)
-
-
-def without_partial_line(text: bytes) -> bytes:
-    """Return the complete lines of a file whose writer is still running, or was killed while it wrote the last line."""
-    return text[: text.rfind(b"\n") + 1]

@@ -24,8 +24,9 @@ from urllib.parse import quote
 import structlog
 
 from genie.history import records
+from genie.history.archiver import shrink
 from genie.history.retention import RESERVED_BYTES, Retention
-from genie.history.segments import RAW, STATE, raw_bytes, shrink
+from genie.history.segments import RAW, STATE, raw_bytes
 
 log = structlog.get_logger()
 
@@ -86,7 +87,7 @@ def recorded_names(directory: Path, name: str) -> set[str]:
 def clean_up_command(directory: Path, retention: Retention) -> list[str]:
     """Return the command of the process that archives and deletes files."""
     limits = [str(retention.max_bytes), str(retention.max_age_s)]
-    return [sys.executable, "-m", "genie.history.segments", str(directory), *limits]
+    return [sys.executable, "-m", "genie.history.archiver", str(directory), *limits]
 
 
 @dataclass(slots=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from genie.admin.models import History
+from genie.history.archiver import archive_complete
 from genie.history.search import Entry, Query, search
-from genie.history.segments import archive_complete, list_segments
+from genie.history.segments import list_segments
 from genie.history.writer import HistoryWriter
 from support.admin.client import fetch
 from support.core.history_recording import Recording

@@ -17,11 +17,12 @@ from genie.cli import main
 from genie.cli.history import TimeType, read_window
 from genie.core import Disconnect, Expire, LockManager, Reason, Request
 from genie.history import records
+from genie.history.archiver import archive_complete, delete_expired, shrink
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory, decode
 from genie.history.retention import RESERVED_BYTES, Retention
 from genie.history.search import Query, search
-from genie.history.segments import archive_complete, delete_expired, list_segments, shrink
+from genie.history.segments import list_segments
 from support.core.history_recording import T0, Recording
 
 

@@ -17,11 +17,12 @@ from genie import core
 from genie.access import ADMIN, Principal
 from genie.config import Limits
 from genie.core import SUCCESS, Command, Event, LockManager, Origin, Request
+from genie.history.archiver import archive_complete
 from genie.history.recorder import Recorder
 from genie.history.records import Carried, Granted, Line, Locked, Opened
 from genie.history.replay import Replay
 from genie.history.retention import Retention
-from genie.history.segments import archive_complete, list_segments, recorded_terms
+from genie.history.segments import list_segments, recorded_terms
 from genie.history.writer import HistoryWriter
 from genie.observability.stats import Stats
 from genie.server.connection import Connection

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 from genie.cli import main
 from genie.core import Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
+from genie.history.archiver import archive_complete
 from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
-from genie.history.segments import archive_complete, list_segments, recorded_terms
+from genie.history.segments import list_segments, recorded_terms
 from support.core.history_recording import T0, Recording
 
 

@@ -17,10 +17,11 @@ from msgspec import json
 from genie.cli import main
 from genie.core import LockManager, Reason, Request
 from genie.core.commands import Take
+from genie.history.archiver import archive_complete
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory
 from genie.history.search import Entry, Query, Result, search
-from genie.history.segments import archive_complete, list_segments
+from genie.history.segments import list_segments
 from genie.history.writer import redaction_key
 from support.core.history_recording import T0, Recording
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from genie.core import LockManager
-from genie.history import segments
+from genie.history import archiver
+from genie.history.archiver import archive_complete, clean_up, delete_expired
 from genie.history.records import Carried, OtherFormat, RawDecoder, UnreadableHistory
 from genie.history.replay import Replay
 from genie.history.retention import Retention
 from genie.history.search import Query, search
-from genie.history.segments import archive_complete, clean_up, delete_expired, list_segments, recorded_terms
+from genie.history.segments import list_segments, recorded_terms
 from support.core.history_recording import T0, Recording
 
 DAY_S = 86_400.0
@@ -49,7 +50,7 @@ def record_files(directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, 
 async def test_an_archiver_that_is_killed_at_any_moment_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = [(Path, "rename"), (Path, "unlink"), (segments, "_write_durably"), (segments, "_sync_directory")]
+    moments = [(Path, "rename"), (Path, "unlink"), (archiver, "_write_durably"), (archiver, "_sync_directory")]
 
     def killed_at(count: int, function: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:
@@ -89,7 +90,7 @@ async def test_a_file_that_is_completed_while_the_archiver_lists_hands_its_reque
     second = list_segments(tmp_path)[1].path
     third = list_segments(tmp_path)[2].path
     hidden = [path.rename(path.with_suffix(".hidden")) for path in (second, third)]
-    is_written = segments.is_written
+    is_written = archiver.is_written
 
     def begin_the_next(path: Path) -> bool:
         for each in hidden:
@@ -97,7 +98,7 @@ async def test_a_file_that_is_completed_while_the_archiver_lists_hands_its_reque
                 each.rename(each.with_suffix(".jsonl"))
         return is_written(path)
 
-    monkeypatch.setattr(segments, "is_written", begin_the_next)
+    monkeypatch.setattr(archiver, "is_written", begin_the_next)
     archive_complete(tmp_path)
     lines = chain.from_iterable(list_segments(tmp_path)[1].read())
     assert [line.id for line in lines if isinstance(line, Carried)] == [1]
@@ -143,7 +144,7 @@ async def test_expired_files_are_deleted_although_the_disk_is_full(
     def fail(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segments, "archive", fail)
+    monkeypatch.setattr(archiver, "archive", fail)
     with pytest.raises(OSError, match="No space left"):
         clean_up(tmp_path, Retention(max_age_s=0))
     assert [segment.is_archived for segment in list_segments(tmp_path)] == [False]

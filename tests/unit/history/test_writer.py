@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from genie.history.archiver import archive_complete
 from genie.history.recorder import History
 from genie.history.retention import Retention
 from genie.history.search import Query, search
-from genie.history.segments import archive_complete, list_segments
+from genie.history.segments import list_segments
 from genie.history.writer import namespace_directory, redaction_key
 from support.core.history_recording import PRINCIPALS, Recording
 

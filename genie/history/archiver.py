@@ -1,0 +1,486 @@
+"""The archiver: compresses and indexes the complete files of the history, and deletes old ones, in a process of its own.
+
+    python -m genie.history.archiver DIRECTORY MAX_BYTES MAX_AGE_S
+
+archives every complete file of a directory. A raw file `NAME.jsonl` becomes `NAME.jsonl.gz`: gzip members of about
+`BLOCK_BYTES` each, so that `zcat` reads the file and a search reads single blocks. `NAME.index` is its index. The requests that
+are live at the end of a file are the first lines of the next one, so each file can be understood without the earlier ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, Self
+
+from genie.history import records
+from genie.history.records import (
+    Carried,
+    Extended,
+    Gap,
+    Granted,
+    Line,
+    Locked,
+    Moved,
+    Opened,
+    OtherFormat,
+    Queued,
+    Released,
+    UnreadableHistory,
+)
+from genie.history.retention import RESERVED_BYTES, Retention
+from genie.history.segments import (
+    ARCHIVED,
+    ENTRY_BYTES,
+    GAP_KEY,
+    GZIP,
+    INDEX,
+    NAME,
+    NUMBER_BITS,
+    STATE,
+    Block,
+    Segment,
+    encode_index,
+    first_at,
+    is_raw,
+    is_recorded,
+    is_written,
+    key_of,
+    list_segments,
+    raw_bytes,
+    size_of,
+)
+
+DAMAGED: Final = ".damaged"
+"""Suffix of a raw file that could not be read. It is not searched, and deleted when it is old."""
+LEVEL: Final = 3
+BLOCK_ENTRY_BYTES: Final = 96
+"""Bytes of a block in the header of an index at most."""
+EMPTY_ARCHIVE_BYTES: Final = 1 << 10
+"""Bytes of an archived file in which everything is missing, with its index, at most."""
+LEFTOVER_S: Final = 3_600.0
+"""Seconds after which a file that belongs to no other one is not one that is being written."""
+PART_REQUESTS: Final = 100
+"""Number of requests of a snapshot that are encoded together."""
+EXPIRY_DELAY_MS: Final = 3_600_000.0
+"""How long after its deadline a request is live at most. It ends late if the store is unavailable."""
+NO_LIMIT_MS: Final = 2_147_483_647
+
+# -- The requests that are live --------------------------------------------------------------------------
+
+
+class LiveRequests:
+    """The requests that are held or wait, according to the lines so far."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, Queued] = {}
+        self.unrecorded = 0
+        """Number of live requests whose lines are missing, because a snapshot was left out; -1: not known."""
+        self.last_at = 0.0
+        """The time of the last line."""
+
+    def apply(self, line: Line) -> None:
+        """Apply one line. A line about an unknown request, whose beginning is not in the history, changes nothing."""
+        requests = self.requests
+        self.last_at = line.at
+        if isinstance(line, Queued):  # also Granted and Carried
+            requests[line.id] = line
+        elif isinstance(line, Released):
+            if requests.pop(line.id, None) is None and self.unrecorded > 0:
+                self.unrecorded -= 1
+        elif isinstance(line, Gap):
+            self.unrecorded = line.live or self.unrecorded
+        elif not isinstance(line, Opened) and (request := requests.get(line.id)) is not None:
+            requests[line.id] = changed(request, line)
+
+    def carried(self) -> list[Carried]:
+        """Return the requests as the first lines of the next file.
+
+        A request whose deadline is long over has ended, but its end is missing, because the disk was too slow. It would be
+        carried until the end of the leadership, and is left out.
+        """
+        carried = [
+            request
+            if isinstance(request, Carried)
+            else carry(request, request.at, getattr(request, "fence", 0), deadline_of(request), None)
+            for request in self.requests.values()
+        ]
+        return [each for each in carried if each.deadline is None or each.deadline >= self.last_at - EXPIRY_DELAY_MS]
+
+    def snapshot(self, max_bytes: int) -> bytes | None:
+        """Return the requests as the first lines of the next file; None if not all are known, or they have more than `max_bytes`."""
+        if self.unrecorded:
+            return None
+        carried, parts, size = self.carried(), list[bytes](), 0
+        for at in range(0, len(carried), PART_REQUESTS):
+            parts.append(records.encode_lines(carried[at : at + PART_REQUESTS]))
+            size += len(parts[-1])
+            if size > max_bytes:
+                return None
+        return b"".join(parts)
+
+    def gap(self) -> Gap:
+        """Return the line in place of the snapshot."""
+        return records.unrecorded(self.last_at, -1 if self.unrecorded < 0 else self.unrecorded + len(self.requests))
+
+
+def deadline_of(request: Queued) -> float | None:
+    """Return when a request ends at the latest, in Unix ms; None: never."""
+    if isinstance(request, Carried):
+        return request.deadline
+    if isinstance(request, Granted):
+        return request.at + request.transaction_timeout_ms
+    return None if request.queue_timeout_ms >= NO_LIMIT_MS else request.at + request.queue_timeout_ms
+
+
+def carry(
+    request: Queued, at: float, fence: int, deadline: float | None, positions: dict[str, tuple[float, int]] | None
+) -> Carried:
+    """Return a request in its current state, as a line of the next file."""
+    of_request: dict[str, Any] = {name: getattr(request, name) for name in Queued.__struct_fields__[1:]}
+    return Carried(at, **of_request, fence=fence, deadline=deadline, positions=positions)
+
+
+def changed(request: Queued, line: Locked | Extended | Moved) -> Queued:
+    """Return a request after a line about it."""
+    if isinstance(line, Locked):
+        return carry(request, line.at, line.fence, line.at + request.transaction_timeout_ms, None)
+    if isinstance(line, Extended) and isinstance(request, Granted):
+        return carry(request, request.at, request.fence, line.at + line.transaction_timeout_ms, None)
+    if isinstance(line, Moved) and not getattr(request, "fence", 0):
+        return carry(request, request.at, 0, deadline_of(request), line.positions)
+    return request
+
+
+# -- One file ---------------------------------------------------------------------------------------------
+
+
+class _ArchiveWriter:
+    """Writes the blocks and the index of one archived file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        self._blocks: list[Block] = []
+        self._pairs: list[int] = []
+        """Each key with the number of a block that has it, as `encode_index` takes them."""
+        self._keys: dict[int, list[int]] = {}
+        """Keys of the requests that are live, by id."""
+        self._events = 0
+        self._is_unrecorded = False
+
+    def add(self, lines: list[Line], text: bytes, take: Callable[[int], bool]) -> bool:
+        """Append one block: `text` is the encoded `lines`. Return False, without it, if `take` gives no room for its bytes."""
+        keys, keys_of_block, times = self._keys, set[int](), array("d")
+        for line in lines:
+            if isinstance(line, (Locked, Released, Extended, Moved)):
+                keys_of_block.update(keys.get(line.id, ()))
+                if type(line) is Released:
+                    keys.pop(line.id, None)
+            elif isinstance(line, Queued):
+                found = [key_of("r", name) for name in line.exclusive + line.shared]
+                found += [
+                    key_of(kind, name)
+                    for kind, name in (("t", line.transaction), ("c", line.principal))
+                    if name is not None
+                ]
+                keys[line.id] = found
+                keys_of_block.update(found)
+                if isinstance(line, Carried):
+                    continue
+            elif isinstance(line, Gap):
+                if line.live:
+                    self._is_unrecorded = True
+                    continue
+                keys_of_block.add(GAP_KEY)
+            else:
+                continue
+            times.append(line.at)
+        number = len(self._blocks)
+        if number >> NUMBER_BITS:
+            raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
+        compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, GZIP)
+        member = compressor.compress(text) + compressor.flush()
+        if not take(len(member) + BLOCK_ENTRY_BYTES + ENTRY_BYTES * len(keys_of_block)):
+            return False
+        self._pairs += [key << NUMBER_BITS | number for key in keys_of_block]
+        offset = self._file.tell()
+        first, last = (min(times), max(times)) if times else (None, None)
+        self._file.write(member)
+        self._blocks.append(Block(offset, len(member), first, last))
+        self._events += len(times)
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Close the file durably."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def index(self) -> bytes:
+        """Return the index of the file."""
+        return encode_index(self._blocks, self._pairs, self._events, is_unrecorded=self._is_unrecorded)
+
+
+def archive(segment: Segment, following: Segment | None, room: Room) -> int:
+    """Compress and index one raw file, and write the snapshot for the `following` file of the same term.
+
+    What does not fit is replaced by a gap. Returns the number of gaps. The raw file is deleted last: a process that is killed
+    before leaves nothing half, and archives the file again.
+    """
+    directory = segment.path.parent
+    archived, index, state = map(segment.sibling, (ARCHIVED, INDEX, STATE))
+    part, live = archived.with_name(f"{archived.name}.part"), LiveRequests()
+    room.take(EMPTY_ARCHIVE_BYTES)
+    with _ArchiveWriter(part) as writer:
+        is_complete = _copy(segment, live, writer, room)
+    _write_durably(index, writer.index())
+    gaps = 0 if is_complete else 1
+    if following is not None and not following.is_archived:
+        snapshot = live.snapshot(room.retention.snapshot_bytes)
+        if snapshot is None or not room.take(len(snapshot)):
+            snapshot, gaps = records.encode_lines([live.gap()]), gaps + (not live.unrecorded)
+        _write_durably(following.sibling(STATE), snapshot)
+    part.rename(archived)
+    _sync_directory(directory)
+    segment.path.unlink()
+    room.free(size_of(state))
+    state.unlink(missing_ok=True)
+    room.add(archived, index)
+    return gaps
+
+
+def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Room) -> bool:
+    """Copy the lines of a raw file to an archive, as far as there is room. Return whether there was room for all."""
+    missing: list[float] = []
+    """Times of the events that are not copied."""
+    for lines in _lines_to_archive(segment):
+        for line in lines:
+            live.apply(line)
+        if missing or not writer.add(lines, records.encode_lines(lines), room.take):
+            missing += [line.at for line in lines if not isinstance(line, (Opened, Carried))] or [live.last_at]
+            missing = [min(missing), max(missing)]
+    if missing:
+        gap = Gap(missing[0], 1, missing[1])
+        writer.add([gap], records.encode_lines([gap]), lambda _bytes: True)  # `EMPTY_ARCHIVE_BYTES` are taken
+    return not missing
+
+
+def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
+    """Yield the lines of a raw file, after a gap if the file before it was deleted, and thus the live requests are not known."""
+    if segment.number > 1 and not segment.sibling(STATE).exists():
+        yield [records.unrecorded(first_at(segment), -1)]
+    yield from segment.read()
+
+
+def _write_durably(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- A directory ------------------------------------------------------------------------------------------
+
+
+class Room:
+    """The bytes of a directory that the archiver may still use. The oldest files are deleted to make room.
+
+    What the archiver writes are all files except the raw ones, for which the servers have a share of their own.
+    """
+
+    def __init__(self, directory: Path, retention: Retention) -> None:
+        self._directory, self.retention = directory, retention
+        segments = list_segments(directory)
+        files = [path for path in directory.iterdir() if NAME.fullmatch(path.name) and not is_raw(path)]
+        self._used = sum(map(size_of, files))
+        owned = {path for segment in segments for path in segment.files}
+        self._deletable: deque[tuple[Path, ...]] = deque((path,) for path in sorted(files) if path not in owned)
+        """Files from the oldest to the latest, first what killed archivers have left and what cannot be read."""
+        self._deletable += [segment.files for segment in segments if segment.is_archived]
+
+    def take(self, count: int) -> bool:
+        """Make room for `count` bytes. Return whether there is room; then they are used."""
+        has_room = self._shrink_to(self.retention.archive_bytes - count)
+        self._used += count * has_room
+        return has_room
+
+    def add(self, *paths: Path) -> None:
+        """Note files that may be deleted from now on. Their bytes are taken already."""
+        self._deletable.append(paths)
+
+    def free(self, count: int) -> None:
+        """Note that files with `count` bytes were deleted."""
+        self._used -= count
+
+    def shrink(self) -> None:
+        """Delete the oldest files until all others fit, and the raw ones leave the server room to begin another one."""
+        segments = list_segments(self._directory)
+        complete = deque(segment for segment in segments if not segment.is_archived and not is_recorded(segment))
+        raw = raw_bytes(self._directory, self.retention)
+        self._shrink_to(self.retention.archive_bytes)
+        while complete and (
+            raw > self.retention.raw_bytes - RESERVED_BYTES or self._used > self.retention.archive_bytes
+        ):
+            segment = complete.popleft()
+            raw -= size_of(segment.path)
+            self._delete(segment.files[1:])
+            segment.path.unlink(missing_ok=True)
+
+    def _shrink_to(self, max_bytes: int) -> bool:
+        """Delete the oldest files until at most `max_bytes` are used. Return whether that was possible."""
+        while self._used > max_bytes and self._deletable:
+            self._delete(self._deletable.popleft())
+        return self._used <= max_bytes
+
+    def _delete(self, paths: Iterable[Path]) -> None:
+        for path in paths:
+            self._used -= size_of(path)
+            path.unlink(missing_ok=True)
+
+
+def archive_complete(directory: Path, retention: Retention | None = None) -> int:
+    """Archive each raw file that no server writes any more, in order. Return how many writes were dropped.
+
+    A file that cannot be read is renamed, so that the files after it are archived; one of another version of Genie is left to
+    that version, as long as such files leave room for others.
+    """
+    left: dict[str, Segment] = {}
+    room, dropped = Room(directory, retention or Retention()), 0
+    while True:
+        raw = [segment for segment in list_segments(directory) if not segment.is_archived]
+        complete = [segment for segment in raw if segment.stem not in left and not is_written(segment.path)]
+        if not complete:
+            break
+        # Listed again, because a server may have begun the file that follows just before it completed the last one.
+        by_number = {(segment.term, segment.number): segment for segment in list_segments(directory)}
+        for segment in complete:
+            try:
+                dropped += archive(segment, by_number.get((segment.term, segment.number + 1)), room)
+            except OtherFormat as error:
+                left[segment.stem] = segment
+                sys.stderr.write(f"{error}; it is not archived\n")
+            except UnreadableHistory as error:
+                damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
+                sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
+                if room.take(size_of(segment.path)):
+                    segment.path.rename(damaged)
+                    room.add(damaged)
+                else:
+                    segment.path.unlink()
+    sizes = {stem: size_of(segment.path) for stem, segment in left.items()}
+    for stem, segment in left.items():
+        if sum(sizes.values()) > room.retention.raw_bytes // 2:
+            sizes[stem] = 0
+            segment.path.unlink(missing_ok=True)
+    return dropped
+
+
+def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
+    """Delete archived files, the oldest first, until none is older than `max_age_s`.
+
+    Files that cannot be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
+    """
+    segments = list_segments(directory)
+    for segment in segments:
+        if segment.is_archived:
+            if now_ms - _expires_from(segment) <= max_age_s * 1000:
+                break
+            for path in segment.files:
+                path.unlink(missing_ok=True)
+    live = {
+        path
+        for segment in segments
+        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path)
+        for path in segment.files
+    }
+    for path in directory.iterdir():
+        if NAME.fullmatch(path.name) and path not in live:
+            with contextlib.suppress(FileNotFoundError):
+                if not _is_young(path, max_age_s, now_ms):
+                    path.unlink()
+
+
+def _is_young(path: Path, max_age_s: float, now_ms: float) -> bool:
+    """Return whether a file was changed within `max_age_s`, or so lately that it may be written now."""
+    return now_ms - path.stat().st_mtime * 1000 <= max(max_age_s, LEFTOVER_S) * 1000
+
+
+def _expires_from(segment: Segment) -> float:
+    """Return the time of the last event of an archived file; without one, or if it is damaged, when it was archived."""
+    with contextlib.suppress(UnreadableHistory):
+        if segment.header.events:
+            return segment.header.last_at
+    return segment.path.stat().st_mtime * 1000
+
+
+def shrink(directory: Path, retention: Retention) -> None:
+    """Delete the oldest files of a directory until it keeps to the retention, unless an archiver does so already."""
+    with _archiver_lock(directory) as is_locked:
+        if is_locked:
+            Room(directory, retention).shrink()
+
+
+def clean_up(directory: Path, retention: Retention) -> int:
+    """Archive the complete files of a directory, and delete the expired ones. Return how many writes were dropped.
+
+    Only one process does this at a time.
+    """
+    with _archiver_lock(directory) as is_locked:
+        if not is_locked:
+            return 0
+        Room(directory, retention).shrink()
+        try:
+            return archive_complete(directory, retention)
+        finally:  # also if the disk is full: this makes room
+            delete_expired(directory, retention.max_age_s, time.time() * 1000)
+
+
+@contextlib.contextmanager
+def _archiver_lock(directory: Path) -> Iterator[bool]:
+    """Lock a directory for the block, unless it is locked. Yield whether it is."""
+    with (directory / "archiver.lock").open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def main(arguments: list[str]) -> None:
+    """Clean up a directory, and print how many writes were dropped."""
+    with contextlib.suppress(OSError):
+        os.nice(19)  # leaves the processor to the server
+    try:
+        dropped = clean_up(Path(arguments[0]), Retention(int(arguments[1]), float(arguments[2])))
+    except OSError as error:
+        sys.exit(f"the history in {arguments[0]} cannot be archived: {error}")
+    with contextlib.suppress(BrokenPipeError):  # the server has ended
+        sys.stdout.write(f"{dropped}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
