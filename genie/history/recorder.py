@@ -17,28 +17,11 @@ import structlog
 
 from genie import core
 from genie.access import Principal
-from genie.core import (
-    HELD,
-    NO_TIMEOUT_MS,
-    SUCCESS,
-    WAITING,
-    Locked,
-    LockManager,
-    Queued,
-    Released,
-    Request,
-    State,
-)
+from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Locked, LockManager, Queued, Released, Request, State
 from genie.core.deadlines import NEVER
 from genie.history import records
 from genie.history.retention import Retention
-from genie.history.writer import (
-    HistoryWriter,
-    clean_up_command,
-    name_digest,
-    namespace_directory,
-    redaction_key,
-)
+from genie.history.writer import HistoryWriter, clean_up_command, name_digest, namespace_directory, redaction_key
 
 JOINED_LINES: Final = 32
 """Number of stored lines from which on they are joined: so few that they are still in the processor's cache."""
