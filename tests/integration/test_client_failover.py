@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from genie import ConnectionLost, RequestRejected, Unavailable, connect, sync
+from genie import RequestRejected, Unavailable, connect, sync
 from genie.client import failover
 from genie.client.failover import ServerList
 from genie.client.process import Process, use_process
-from support.network.clocks import LONG_S, shorten_first_attempt, skip
+from support.network.clocks import LONG_S, skip
 from support.network.fake_server import PONG, Fake, error, fake_server
 from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, Genie
@@ -58,12 +58,6 @@ async def test_threads_a_redirect_to_an_unlisted_leader_is_followed(nodes, genie
     nodes[1].refusal = follower(genie)
     await asyncio.to_thread(work)
     assert nodes[1].lines.qsize() == 1
-
-
-async def test_without_a_named_leader_the_next_address_is_tried(nodes, genie):
-    async with connect(addresses(*nodes, genie)) as client:
-        await client.ping()
-    assert [node.lines.qsize() for node in nodes] == [1, 1, 1]
 
 
 async def test_the_first_connection_waits_for_a_failover(nodes):
@@ -282,31 +276,6 @@ async def test_every_address_of_a_name_is_tried_without_waiting_for_one_that_doe
                 pass
 
 
-async def test_a_server_that_does_not_reply_to_hello_is_skipped(nodes, genie):
-    nodes[0].silent = True
-    client = connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
-    shorten_first_attempt(client._connection._servers)
-    async with client:
-        await client.ping()
-        await (await nodes[0].accept()).rest()
-
-
-async def test_threads_a_server_that_does_not_reply_to_hello_is_skipped(nodes, genie):
-    def work() -> None:
-        client = sync.connect(addresses(nodes[0], genie), connect_timeout=LONG_S)
-        shorten_first_attempt(client._connection.aio._servers)
-        with client:
-            client.ping()
-            assert left.wait(WAIT_S)
-
-    left = threading.Event()
-    nodes[0].silent = True
-    task = asyncio.create_task(asyncio.to_thread(work))
-    await (await nodes[0].accept()).rest()
-    left.set()
-    await task
-
-
 async def test_threads_one_background_thread_makes_all_attempts(nodes):
     def work() -> None:
         with sync.connect(addresses(*nodes)):
@@ -331,23 +300,6 @@ async def test_threads_one_background_thread_makes_all_attempts(nodes):
     await task
 
 
-@pytest.mark.parametrize("named", [True, False])
-async def test_the_next_leader_resumes_the_session(nodes, named):
-    first, second, _ = nodes
-    first.refusal = None
-    async with connect(addresses(*nodes)) as client:
-        line = await first.accept()
-        waiting = asyncio.create_task(client.acquire("a"))
-        await line.expect("request")
-        second.refusal = None
-        first.refusal = follower(second if named else None)
-        if named:
-            line.say(first.refusal)
-        line.cut()
-        await (await second.accept()).grant()
-        assert (await waiting).id == 101
-
-
 @pytest.mark.parametrize("name", ["ping", "inspect"])
 async def test_a_call_rejected_by_a_leader_that_steps_down_raises_unavailable(nodes, name):
     first, second, _ = nodes
@@ -366,50 +318,8 @@ async def test_a_call_rejected_by_a_leader_that_steps_down_raises_unavailable(no
         await call
 
 
-async def test_threads_the_next_leader_resumes_the_session(nodes):
-    first, second, _ = nodes
-    first.refusal = None
-
-    def work() -> int:
-        with sync.connect(addresses(*nodes)) as client:
-            with pytest.raises(ConnectionLost):
-                client.ping()
-            return client.acquire("a").id
-
-    task = asyncio.create_task(asyncio.to_thread(work))
-    line = await first.accept()
-    await line.expect("ping")
-    first.refusal, second.refusal = follower(second), None
-    line.cut()
-    line = await second.accept()
-    await line.grant()
-    assert await task == 101
-
-
 class TestFinalErrors:
     """A server that rejects a client for good does not speak for the others."""
-
-    @pytest.mark.parametrize("threads", [False, True])
-    @pytest.mark.parametrize("code", ["unauthorized", "unknown-namespace", "unsupported-protocol"])
-    async def test_of_one_server_do_not_end_the_search(self, nodes, code, threads):
-        def work() -> None:
-            with sync.connect(addresses(first, second), connect_timeout=WAIT_S) as client:
-                client.ping()
-
-        async def wait() -> None:
-            async with connect(addresses(first, second), connect_timeout=WAIT_S) as client:
-                await client.ping()
-
-        first, second, _ = nodes
-        first.refusal = error(code)
-        working = asyncio.create_task(asyncio.to_thread(work) if threads else wait())
-        await second.accept()
-        await second.accept()
-        second.refusal = None
-        line = await second.accept()
-        await line.expect("ping")
-        line.say(PONG)
-        await working
 
     async def test_of_one_server_do_not_fail_calls_that_another_may_serve(self, nodes):
         first, second, _ = nodes
@@ -431,9 +341,3 @@ class TestFinalErrors:
         first.refusal = error("unauthorized", "hello carried no token")
         with pytest.raises(Unavailable, match="unauthorized: hello carried no token"):
             await connect(addresses(first, second), connect_timeout=2).__aenter__()
-
-    async def test_of_all_servers_are_raised(self, nodes):
-        for node in nodes:
-            node.refusal = error("unauthorized")
-        with pytest.raises(RequestRejected, match="unauthorized"):
-            await connect(addresses(*nodes), connect_timeout=WAIT_S).__aenter__()

@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from genie import Client, ConnectionLost, LockLost, TransactionTimeout, Unavailable, connect, sync
-from support.network.fake_server import PONG, error, fake_server, locked
+from support.network.fake_server import PONG, fake_server, locked
 from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, Genie
 
@@ -35,69 +35,6 @@ async def wait_until_disconnected(client: Client) -> None:
         await handler.closed.wait()
 
 
-@pytest.mark.parametrize("resumption", ["", HELD[:20]])
-async def test_a_request_without_a_reply_is_sent_again(client, scripted, resumption):
-    line = await scripted.accept()
-    call = asyncio.create_task(client.acquire("a"))
-    asked = await line.expect("request")
-    line.writer.write(resumption.encode())
-    line.writer.close()
-    line = await scripted.accept()
-    assert await line.expect("request") == asked
-    line.say(locked("1"))
-    assert (await call).id == 101
-
-
-@pytest.mark.parametrize("granted", [True, False])
-async def test_a_waiting_acquire_continues_on_the_next_connection(client, scripted, granted):
-    line = await scripted.accept()
-    call = asyncio.create_task(client.acquire("a"))
-    asked = await line.expect("request")
-    scripted.last_words = [HELD] if granted else []
-    line.writer.close()
-    line = await scripted.accept()
-    if not granted:
-        assert await line.expect("request") == asked, "repeated, which is the same request"
-        line.say(locked("1"))
-    lock = await call
-    assert (lock.id, lock.lost.is_set()) == (101, False)
-
-
-async def test_a_waiting_acquire_is_reissued_if_the_session_is_unknown(client, scripted):
-    line = await scripted.accept()
-    call = asyncio.create_task(client.acquire("a"))
-    asked = await line.expect("request")
-    scripted.sessions.clear()
-    line.cut()
-    line = await scripted.accept()
-    again = await line.expect("request")
-    assert again.pop("queueTimeout") < asked.pop("queueTimeout")
-    assert again == asked
-    line.say(locked("1", 201))
-    assert (await call).id == 201
-
-
-async def test_a_request_cancelled_while_disconnected_is_released_on_the_next_connection(client, scripted):
-    line = await scripted.accept()
-    call = asyncio.create_task(client.acquire("a"))
-    await line.expect("request")
-    line.cut()
-    await wait_until_disconnected(client)
-    call.cancel()
-    await asyncio.wait([call])
-    await (await scripted.accept()).cancelled("1")
-
-
-async def test_a_request_cancelled_before_its_id_is_known_is_released_at_once(client, scripted):
-    line = await scripted.accept()
-    call = asyncio.create_task(client.acquire("a"))
-    await line.expect("request")
-    call.cancel()
-    await asyncio.wait([call])
-    line.say(locked("1"))
-    await line.cancelled("1")
-
-
 @pytest.mark.parametrize("name", ["ping", "inspect", "extend"])
 async def test_calls_whose_connection_is_lost_raise_connection_lost(client, scripted, name):
     line = await scripted.accept()
@@ -113,20 +50,6 @@ async def test_calls_whose_connection_is_lost_raise_connection_lost(client, scri
     with pytest.raises(ConnectionLost):
         await call
     assert not lock.lost.is_set()
-
-
-@pytest.mark.parametrize("reason", ["success", "transaction-timeout"])
-async def test_a_release_whose_connection_is_lost_is_sent_again(client, scripted, reason):
-    line = await scripted.accept()
-    waiting = asyncio.create_task(client.acquire("a"))
-    await line.grant()
-    lock = await waiting
-    release = asyncio.create_task(lock.release())
-    await line.expect("release")
-    line.cut()
-    await (await scripted.accept()).release(101, reason)
-    await release
-    assert lock.lost.is_set() == (reason != "success")
 
 
 async def test_a_held_lock_is_released_on_the_next_connection(client, scripted):
@@ -223,35 +146,6 @@ async def test_a_release_without_a_reply_is_bounded(client, scripted):
         await lock.release()
 
 
-async def test_calls_rejected_as_unavailable_go_to_the_next_server(client, scripted):
-    line = await scripted.accept()
-
-    async def work() -> None:
-        async with client.lock("a"):
-            pass
-
-    task = asyncio.create_task(work())
-    await line.expect("request")
-    line.say(error("unavailable", "no store", ref="1"))
-    line = await scripted.accept()
-    await line.grant()
-    await line.expect("release")
-    scripted.last_words = [HELD]
-    line.say(error("unavailable", "no store", id=101))
-    await (await scripted.accept()).release(101)
-    await task
-
-
-async def test_a_call_waits_for_a_server_restart():
-    async with asyncio.timeout(WAIT_S), fake_server() as scripted, connect("127.0.0.1", scripted.port) as client:
-        (await scripted.accept()).cut()
-        await wait_until_disconnected(client)
-        call = asyncio.create_task(client.acquire("a"))
-        line = await scripted.accept()
-        await line.grant()
-        assert (await call).id == 101
-
-
 async def test_a_call_waits_for_a_server_only_for_the_response_timeout():
     async with fake_server() as scripted:
         client = connect("127.0.0.1", scripted.port)
@@ -304,18 +198,6 @@ async def test_close_fails_waiting_calls_and_releases_their_requests(client, scr
         await client.ping()
 
 
-async def test_another_server_takes_over():
-    async with asyncio.timeout(WAIT_S), fake_server() as first, fake_server() as second:
-        servers = [f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"]
-        async with connect(servers) as client:
-            (await first.accept()).cut()
-            await wait_until_disconnected(client)
-            call = asyncio.create_task(client.acquire("a"))
-            await (await second.accept()).grant()
-            await call
-            assert first.lines.empty()
-
-
 async def test_a_server_that_sends_an_invalid_line_is_left(client, scripted):
     line = await scripted.accept()
     call = asyncio.create_task(client.ping())
@@ -324,17 +206,6 @@ async def test_a_server_that_sends_an_invalid_line_is_left(client, scripted):
     with pytest.raises(ConnectionLost, match="invalid message: b'HTTP"):
         await call
     await scripted.accept()
-
-
-async def test_reconnects_have_a_backoff(client, scripted):
-    scripted.silent = True
-    (await scripted.accept()).cut()
-    for _ in range(3):
-        line = await scripted.accept()
-        line.say(error("too-many", "full"))
-        line.writer.close()
-    await scripted.accept()
-    assert client._connection._servers.next_round_delay_s >= 0.1, "each attempt waits longer than the one before"
 
 
 async def test_after_a_successful_connection_the_reconnect_has_no_delay(client, scripted):
@@ -427,19 +298,6 @@ async def test_a_lock_survives_a_lost_connection_to_a_real_server(genie: Genie):
 # -- threads --------------------------------------------------------------------------------------------------
 
 
-async def test_threads_a_waiting_acquire_continues_on_the_next_connection(scripted):
-    def work() -> int:
-        with sync.connect("127.0.0.1", scripted.port) as client:
-            return client.acquire("a").id
-
-    task = asyncio.create_task(asyncio.to_thread(work))
-    line = await scripted.accept()
-    await line.expect("request")
-    line.writer.close()
-    await (await scripted.accept()).grant()
-    assert await task == 101
-
-
 async def test_threads_a_held_lock_is_released_on_the_next_connection(scripted):
     cut = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -478,22 +336,6 @@ async def test_threads_a_lock_of_an_unknown_session_is_lost(scripted):
     scripted.sessions.clear()
     line.cut()
     await (await scripted.accept()).release(101)
-    await task
-
-
-async def test_threads_a_lock_whose_server_has_stopped_expires_locally():
-    def work(port: int) -> None:
-        with (
-            sync.connect("127.0.0.1", port) as client,
-            pytest.raises(LockLost),
-            client.lock("a", transaction_timeout=0.2) as lock,
-        ):
-            assert lock.lost.wait(WAIT_S)
-
-    async with fake_server() as scripted:
-        task = asyncio.create_task(asyncio.to_thread(work, scripted.port))
-        line = await scripted.accept()
-        await line.grant()
     await task
 
 

@@ -243,31 +243,6 @@ async def start_watch(client: Client, line: Line) -> Watch:
 
 
 @with_timeout
-async def test_the_difference_is_reported_after_a_reconnect(scripted, watcher):
-    line = await scripted.accept()
-    watch = await start_watch(watcher, line)
-    waiting = asyncio.create_task(anext(watch))
-    line.cut()
-    line = await scripted.accept()
-    assert await line.expect("watch") == {"prefix": "t/"}
-    line.say(watching(row("t/2", 2)))
-    assert await waiting == Change("t/1", "unlocked", "exclusive", 1)
-    assert await anext(watch) == Change("t/2", "locked", "exclusive", 2)
-
-
-@with_timeout
-async def test_lagged_causes_a_resync(scripted, watcher):
-    line = await scripted.accept()
-    watch = await start_watch(watcher, line)
-    waiting = asyncio.create_task(anext(watch))
-    line.say(encode("event", state="lagged"))
-    await line.expect("watch")
-    line.say(watching(row("t/1"), row("t/2", 2)), event("unlocked", "t/1"))
-    assert await waiting == Change("t/2", "locked", "exclusive", 2)
-    assert await anext(watch) == Change("t/1", "unlocked", "exclusive", 1)
-
-
-@with_timeout
 async def test_the_end_of_the_loop_ends_the_watch(scripted, watcher):
     line = await scripted.accept()
 

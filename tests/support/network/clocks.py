@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 
 import pytest
 
-from genie.client.config import Address
-from genie.client.failover import AddressRound, ServerList
 from genie.client.keepalive import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
 from genie.client.session import ClientSession
 from support.processes.servers import WAIT_S
@@ -37,22 +34,3 @@ def shorten_keepalive(session: ClientSession, now: float) -> None:
     keepalive.ping_interval_s, keepalive.timeout_step_s = 0.25, 0.125
     keepalive.stop = restore_and_stop  # type: ignore[method-assign]
     keepalive.next_timer = now
-
-
-def shorten_first_attempt(servers: ServerList) -> None:
-    """Give the first attempt of each round a short timeout, and all others a long one."""
-    next_round = servers.next_round
-
-    def with_timeouts() -> AddressRound:
-        addresses = next_round()
-        take, numbers = addresses.take, itertools.count()
-
-        def take_with_timeout() -> Address | None:
-            address = take()
-            servers.attempt_timeout_s = LONG_S if next(numbers) else 0.25
-            return address
-
-        addresses.take = take_with_timeout  # type: ignore[method-assign]
-        return addresses
-
-    servers.next_round = with_timeouts  # type: ignore[method-assign]
