@@ -17,7 +17,7 @@ from msgspec import UNSET
 from genie.admin import models
 from genie.admin.interfaces import ServerView
 from genie.admin.throttle import WorkBudget
-from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait
+from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait, shown_note
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.edges import Edge as OrderEdge
 from genie.core.lock_order.inversions import Inversion
@@ -189,8 +189,8 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
             state="held" if request.state is HELD else "queued",
             since=int(request.since_unix_ms),
             transaction_name=UNSET if request.transaction is None else request.transaction,
-            note=UNSET if (note := request.shown_note) is None else note,
-            traceparent=UNSET if request.traceparent is None else request.traceparent,
+            note=UNSET if (note := shown_note(request)) is None else note,
+            traceparent=UNSET if (traceparent := request.context.traceparent) is None else traceparent,
             resources=_resource_names(request),
             resources_total=_resource_count(request),
         )
@@ -283,7 +283,7 @@ async def requests(table: LockTable, text: str, limit: int, now: float, budget: 
 
 def _matches(request: Request, wanted: str) -> bool:
     """Return whether a text in lower case is part of a name or the note of a request."""
-    texts = (request.transaction, request.shown_note)
+    texts = (request.transaction, shown_note(request))
     if any(text is not None and wanted in text.casefold() for text in texts):
         return True
     return any(wanted in name.casefold() for name, _ in islice(request.modes(), MAX_COMPARED_RESOURCES))
@@ -299,8 +299,8 @@ def _request_row(request: Request, now: float) -> models.Row:
         since=int(request.since_unix_ms),
         expires_in=UNSET if request.deadline >= NEVER else expires_in_ms(request, now),
         transaction_name=UNSET if request.transaction is None else request.transaction,
-        note=UNSET if (note := request.shown_note) is None else note,
-        traceparent=UNSET if request.traceparent is None else request.traceparent,
+        note=UNSET if (note := shown_note(request)) is None else note,
+        traceparent=UNSET if (traceparent := request.context.traceparent) is None else traceparent,
         fence=request.fence or UNSET,
     )
 
@@ -314,8 +314,8 @@ def _blocker(blocker: Blocker) -> models.Blocker:
         state="held" if blocker.held else "queued",
         since=blocker.since_unix_ms,
         transaction_name=UNSET if blocker.transaction is None else blocker.transaction,
-        note=UNSET if blocker.note is None else blocker.note,
-        traceparent=UNSET if blocker.traceparent is None else blocker.traceparent,
+        note=UNSET if blocker.context.note is None else blocker.context.note,
+        traceparent=UNSET if blocker.context.traceparent is None else blocker.context.traceparent,
     )
 
 
@@ -504,8 +504,8 @@ def _order_edge(edge: OrderEdge) -> models.OrderEdge:
             transaction_name=example.transaction,
             held=example.held,
             asked=example.asked,
-            principal=UNSET if example.principal is None else example.principal,
-            note=UNSET if example.note is None else example.note,
+            principal=UNSET if example.context.principal is None else example.context.principal,
+            note=UNSET if example.context.note is None else example.context.note,
         ),
     )
 
@@ -529,6 +529,6 @@ def _step(wait: Wait) -> models.Step:
         resource=wait.resource,
         waiter=wait.waiter,
         holder=wait.holder,
-        note=UNSET if wait.note is None else wait.note,
-        traceparent=UNSET if wait.traceparent is None else wait.traceparent,
+        note=UNSET if wait.context.note is None else wait.context.note,
+        traceparent=UNSET if wait.context.traceparent is None else wait.context.traceparent,
     )

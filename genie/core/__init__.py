@@ -4,6 +4,7 @@
 """
 
 from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, Recover, Release, Take
+from genie.core.context import Context, context_of, shown_note
 from genie.core.deadlines import NEVER
 from genie.core.events import (
     AlreadyEnded,
@@ -54,6 +55,7 @@ __all__ = [
     "AlreadyEnded",
     "Blocker",
     "Command",
+    "Context",
     "Continue",
     "Cycle",
     "Deadlocked",
@@ -88,5 +90,7 @@ __all__ = [
     "Wait",
     "Weight",
     "blocked_resources",
+    "context_of",
     "inspect",
+    "shown_note",
 ]

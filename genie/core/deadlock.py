@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import zip_longest
 
+from genie.core.context import shown_context
 from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
@@ -298,9 +299,7 @@ def _build_cycle(victim: Owner, steps: dict[Owner, HardEdge], last: HardEdge) ->
     while edges[-1][0].owner != victim:
         edges.append(steps[edges[-1][0].owner])
     edges.reverse()
-    waits = [
-        Wait(name, request.id, holder.id, request.shown_note, request.traceparent) for request, name, holder in edges
-    ]
+    waits = [Wait(name, request.id, holder.id, shown_context(request)) for request, name, holder in edges]
     return Cycle(tuple([request.owner for request, _, _ in edges]), tuple(waits))
 
 

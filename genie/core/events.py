@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from genie.core.context import NO_CONTEXT, Context
 from genie.core.model import Mode, Owner, Reason, Request, Weight
 
 
@@ -184,22 +185,17 @@ class Blocker:
     mode: Mode
     held: bool
     since_unix_ms: int
-    note: str | None = None
-    traceparent: str | None = None
+    context: Context = NO_CONTEXT
 
 
 @dataclass(slots=True)
 class Wait:
-    """One edge of a cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
-
-    `note` and `traceparent` are those of the waiting request.
-    """
+    """One edge of a cycle: the request `waiter`, which has the `context`, waits for `resource`, which `holder` holds."""
 
     resource: str
     waiter: int
     holder: int
-    note: str | None = None
-    traceparent: str | None = None
+    context: Context = NO_CONTEXT
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final, Protocol
 
+from genie.core.context import NO_CONTEXT, Context
+
 
 class Mode(StrEnum):
     """A lock mode.
@@ -46,7 +48,7 @@ SUCCESS: Final = Reason.SUCCESS
 
 
 class Origin(Protocol):
-    """The session that made a request. The lock manager reads only its `note`, for display."""
+    """The session that made a request. The lock manager reads nothing of it."""
 
     key: str | None
     """Identifies a session that survives its connection and a restart of the server; None if the
@@ -94,15 +96,8 @@ class Request:
     ref: str | None
     release_on_disconnect: bool
     origin: Origin | None
-    choice_digest: str | None
-    """For the request of a `Take`: a digest of its choices, which identifies a retry. None for other
-    requests."""
-    principal: str | None
-    """The name of the authenticated principal that made the request, if any. Not read by the lock manager."""
-    note: str | None
-    """The request's own note, a free text. Operators see `shown_note`."""
-    traceparent: str | None
-    """The trace context of the client's request (W3C Trace Context), shown to operators and to the requests that it blocks."""
+    context: Context
+    """Not read by the lock manager, and neither is `ref`."""
 
     id: int
     owner: Owner
@@ -128,7 +123,7 @@ class Request:
     wait-for edges are within the queue of this resource."""
 
     # Written out because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted.
-    def __init__(  # noqa: PLR0913, PLR0917 - one for each field that a client sets
+    def __init__(
         self,
         shared: tuple[str, ...] = (),
         exclusive: tuple[str, ...] = (),
@@ -139,10 +134,7 @@ class Request:
         ref: str | None = None,
         release_on_disconnect: bool = False,
         origin: Origin | None = None,
-        choice_digest: str | None = None,
-        principal: str | None = None,
-        note: str | None = None,
-        traceparent: str | None = None,
+        context: Context = NO_CONTEXT,
     ) -> None:
         self.shared = shared
         self.exclusive = exclusive
@@ -153,10 +145,7 @@ class Request:
         self.ref = ref
         self.release_on_disconnect = release_on_disconnect
         self.origin = origin
-        self.choice_digest = choice_digest
-        self.principal = principal
-        self.note = note
-        self.traceparent = traceparent
+        self.context = context
         self.fence = 0
         self.queue_entry = None
         self.moved = None
@@ -166,13 +155,6 @@ class Request:
         resources = [f"{self.mode(name)}:{name}" for name in self.names()]
         state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
         return f"<Request {state} {resources} of {self.transaction or 'no transaction'}>"
-
-    @property
-    def shown_note(self) -> str | None:
-        """The note for operators and for blocked requests: the request's own, else that of its session."""
-        if self.note is None and self.origin is not None:
-            return self.origin.note
-        return self.note
 
     def entry(self, name: str) -> QueueEntry:
         """Return the entry of this waiting request in the wait queue of `name`."""

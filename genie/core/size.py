@@ -57,7 +57,7 @@ def excess_bytes(request: Request) -> int:
         excess += max(0, text_bytes(name) - SHORT_TEXT_BYTES)
     for name in request.shared:
         excess += max(0, text_bytes(name) - SHORT_TEXT_BYTES)
-    for text in (request.transaction, request.note):
+    for text in (request.transaction, request.context.note):
         if text is not None:
             excess += max(0, text_bytes(text) - SHORT_TEXT_BYTES)
     if request.ref is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from genie.core.context import shown_context
 from genie.core.events import Blocker
 from genie.core.lock_table import LockTable, Transaction
 from genie.core.model import HELD, Mode, QueueEntry, Request
@@ -86,8 +87,7 @@ def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Bloc
         mode=_held_mode(table, name, other) if held else other.mode(name),
         held=held,
         since_unix_ms=int(other.since_unix_ms),
-        note=other.shown_note,
-        traceparent=other.traceparent,
+        context=shown_context(other),
     )
 
 

@@ -17,7 +17,19 @@ import structlog
 
 from genie import core
 from genie.access import Principal
-from genie.core import HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Locked, LockManager, Queued, Released, Request, State
+from genie.core import (
+    HELD,
+    NO_TIMEOUT_MS,
+    SUCCESS,
+    WAITING,
+    Locked,
+    LockManager,
+    Queued,
+    Released,
+    Request,
+    State,
+    shown_note,
+)
 from genie.core.deadlines import NEVER
 from genie.history import records
 from genie.history.retention import Retention
@@ -286,8 +298,8 @@ class Recorder:
             min(request.queue_timeout_ms, NO_TIMEOUT_MS),
             request.transaction_timeout_ms,
             request.release_on_disconnect,
-            request.principal,
-            None if self._redacted and request.choice_digest is not None else request.shown_note,
+            request.context.principal,
+            None if self._redacted and request.context.choice_digest is not None else shown_note(request),
         )
 
     # -- redaction ----------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def command_line(command: Request | Release) -> bytes:
         "transactionName": command.transaction,
         "priority": command.priority,
         "onDisconnect": "release" if command.release_on_disconnect else "keep",
-        "note": command.note,
+        "note": command.context.note,
     }
     return encode(
         {"command": "request", "payload": {key: value for key, value in payload.items() if value is not None}}
@@ -326,7 +326,7 @@ class RawDecoder:
             TIMEOUT_MS if transaction_ms == TIMEOUT_MS else transaction_ms,
             command.release_on_disconnect,
             self._principal,
-            self._note if command.note is None else command.note,
+            self._note if command.context.note is None else command.context.note,
         )
         self._next_id += 1
         if waits_for is not None:

@@ -16,7 +16,20 @@ from statistics import median
 from typing import Any, Final
 
 from genie import core
-from genie.core import Continue, Disconnect, Expire, Extend, LockManager, Reason, Recover, Release, Request, State, Take
+from genie.core import (
+    Continue,
+    Disconnect,
+    Expire,
+    Extend,
+    LockManager,
+    Reason,
+    Recover,
+    Release,
+    Request,
+    State,
+    Take,
+    context_of,
+)
 from genie.core.deadlines import NEVER
 from genie.core.grant import is_available, is_immediately_grantable
 from genie.core.model import NO_TIMEOUT_MS
@@ -280,8 +293,7 @@ def new_request(line: Queued) -> Request:
         priority=line.priority,
         release_on_disconnect=line.release_on_disconnect,
         origin=_ORIGIN,
-        principal=line.principal,
-        note=line.note,
+        context=context_of(line.principal, line.note),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from genie.core import Extend, Release, Request, Take
+from genie.core import Context, Extend, Release, Request, Take, context_of
 from genie.core.size import SHORT_TEXT_BYTES, is_large, text_bytes
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec, diagnostics, limits
@@ -243,14 +243,18 @@ def _build_request(payload: RequestPayload) -> Request | Take:
         payload.ref,
         payload.onDisconnect == "release",
     )
+    if payload.note is not None or payload.traceparent is not None:
+        request.context = _context(payload)
+        if payload.note is not None and not payload.note.isascii():
+            _check_short(payload.note)
+    return request
+
+
+def _context(payload: RequestPayload, choice_digest: str | None = None) -> Context:
+    """Return the context of a request, without its principal. Raises ValueError if its note is invalid."""
     if payload.note is not None:
         diagnostics.check_note(payload.note)
-        if not payload.note.isascii():
-            _check_short(payload.note)
-        request.note = payload.note
-    if payload.traceparent is not None:
-        request.traceparent = payload.traceparent
-    return request
+    return context_of(None, payload.note, payload.traceparent, choice_digest)
 
 
 def _check_short(text: str) -> None:
@@ -271,8 +275,6 @@ def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Tak
     shared, exclusive = split_by_mode(payload.resources)
     if payload.transactionName is not None:
         check_name(payload.transactionName)
-    if payload.note is not None:
-        diagnostics.check_note(payload.note)
     request = Request(
         shared,
         exclusive,
@@ -282,8 +284,7 @@ def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Tak
         payload.priority or 0.0,
         payload.ref,
         payload.onDisconnect == "release",
-        note=payload.note,
-        traceparent=payload.traceparent,
+        context=_context(payload),
     )
     return LargeRequest(request) if is_large(request) else request
 
@@ -301,16 +302,13 @@ def _build_take(payload: RequestPayload) -> Take:
         raise ValueError("weights must have as many entries as anyOf")
     if payload.transactionName is not None:
         check_name(payload.transactionName)
-    if payload.note is not None:
-        diagnostics.check_note(payload.note)
+    digest = "" if payload.ref is None else _digest_choices(any_of, weights, int(target))
     request = Request(
         transaction_timeout_ms=DEFAULT_TIMEOUT_MS if timeout is None else timeout,
         transaction=payload.transactionName,
         ref=payload.ref,
         release_on_disconnect=payload.onDisconnect == "release",
-        note=payload.note,
-        traceparent=payload.traceparent,
-        choice_digest="" if payload.ref is None else _digest_choices(any_of, weights, int(target)),
+        context=_context(payload, digest),
     )
     return Take(request, parse_choices(any_of), weights, int(target), as_strings=type(target) is str)
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from genie import core
 from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
+from genie.core.context import shown_context
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
 from genie.protocol.limits import PROTOCOL
@@ -99,7 +100,7 @@ def locked_again(request: Request, now: float) -> bytes:
     resources.
     """
     remaining_ms = expires_in_ms(request, now)
-    if request.choice_digest is not None:
+    if request.context.choice_digest is not None:
         payload = {"id": request.id, "fence": request.fence, "expiresIn": remaining_ms, "resources": request.names()}
         return message("locked", payload, request.ref)
     return b'{"command":"locked","payload":{"id":%d,"fence":%d,"expiresIn":%d%b}}\n' % (
@@ -294,10 +295,7 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
     }
     if blocker.transaction is not None:
         row["transactionName"] = blocker.transaction
-    if blocker.note is not None:
-        row["note"] = blocker.note
-    if blocker.traceparent is not None:
-        row["traceparent"] = blocker.traceparent
+    _add_context(row, blocker.context)
     return row
 
 
@@ -305,11 +303,15 @@ def _wait_fields(wait: core.Wait, prefixes: tuple[str, ...] | None) -> dict[str,
     row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
     if prefixes is not None and not wait.resource.startswith(prefixes):
         return row
-    if wait.note is not None:
-        row["note"] = wait.note
-    if wait.traceparent is not None:
-        row["traceparent"] = wait.traceparent
+    _add_context(row, wait.context)
     return row
+
+
+def _add_context(row: dict[str, Any], context: core.Context) -> None:
+    if context.note is not None:
+        row["note"] = context.note
+    if context.traceparent is not None:
+        row["traceparent"] = context.traceparent
 
 
 def _visible_resources(request: Request, prefixes: tuple[str, ...] | None, limit: int) -> tuple[list[str], int]:
@@ -341,10 +343,7 @@ def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None, resource
         fields["expiresIn"] = expires_in_ms(request, now)
     if request.transaction is not None:
         fields["transactionName"] = request.transaction
-    if (note := request.shown_note) is not None:
-        fields["note"] = note
-    if request.traceparent is not None:
-        fields["traceparent"] = request.traceparent
+    _add_context(fields, shown_context(request))
     if request.state is core.HELD:
         fields["fence"] = request.fence
     else:

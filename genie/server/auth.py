@@ -193,8 +193,8 @@ def may_inspect(principal: Principal, prefix: str | None) -> bool:
 
 
 def _authorize_request(principal: Principal, request: Request, names: Iterable[str]) -> RequestRejected | None:
-    """Return an error if a principal may not lock all `names`, else None. Sets `request.principal`."""
-    request.principal = principal.name
+    """Return an error if a principal may not lock all `names`, else None. Sets the principal of the request."""
+    request.context = request.context.with_principal(principal.name)
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=request.ref)
     for name in names:
@@ -217,7 +217,7 @@ def _authorize_change(
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=command.ref, id=id_)
     request = None if id_ is None else table.find(id_)
-    if request is None or request.principal == principal.name or principal.has_permission(ADMIN):
+    if request is None or request.context.principal == principal.name or principal.has_permission(ADMIN):
         return None
     reason = f"request {id_} belongs to another principal, and {principal.name} lacks the permission {ADMIN!r}"
     return _unauthorized(reason, ref=command.ref, id=id_)

@@ -281,7 +281,7 @@ class Dispatcher:
                     session.bound.pop(request.id, None)
                 change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"", now)
                 if self._short_charges or self._charges:
-                    self.size.credit_request(request.id, request.principal)
+                    self.size.credit_request(request.id, request.context.principal)
                     if self._charges and len(request.exclusive) > MANY_NAMES:
                         events, begun = [], -inf
                 if outcome.durable and (request.fence or session.key is not None):
@@ -389,9 +389,12 @@ class Dispatcher:
             self.limits.unchecked_below_id = 0  # so that the principal is charged
         elif type(command) is Release:
             request = self._table.find(command.id)
-            if request is not None and request.principal != principal.name:
+            if request is not None and request.context.principal != principal.name:
                 log.info(
-                    "request released by operator", id=command.id, principal=principal.name, owner=request.principal
+                    "request released by operator",
+                    id=command.id,
+                    principal=principal.name,
+                    owner=request.context.principal,
                 )
         return rejection is None
 
@@ -589,7 +592,8 @@ class Dispatcher:
         self._ended += locks
         for request in kept:
             session.remove(request)
-            if request.note is not None and text_bytes(request.note) > SHORT_TEXT_BYTES:  # it may be the session's
+            note = request.context.note
+            if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:  # it may be the session's
                 self.size.charge_again(request)
                 self.limits.check_next()
             self.outcome.store(request)

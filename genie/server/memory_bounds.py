@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from genie.config import Settings
-from genie.core import Request
+from genie.core import Context, Request
 from genie.core.lock_order.classes import MAX_CACHED_NAMES, MAX_CLASSES
 from genie.core.lock_order.edges import MAX_EDGES
 from genie.core.lock_order.inversions import MAX_INVERSIONS, MAX_OFFENDERS
@@ -136,7 +136,7 @@ _LONGEST: Final = Request(
     exclusive=(WIDEST * MAX_NAME,),
     transaction=WIDEST * MAX_NAME,
     ref=WIDEST * MAX_REF,
-    note=WIDEST * MAX_NOTE,
+    context=Context(note=WIDEST * MAX_NOTE),
 )
 
 STATE_COSTS: Final = {

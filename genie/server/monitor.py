@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from genie.core import WAITING, Blocker, Request, Wait
+from genie.core import WAITING, Blocker, Context, Request, Wait
+from genie.core.context import shown_context
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 
 if TYPE_CHECKING:
@@ -114,14 +115,14 @@ class Monitor:
 
 def _edge_fields(edge: Edge) -> dict[str, Any]:
     """Return the log fields of one direction of an inversion: the first request that took the locks in this order."""
-    example = edge.example
+    example, context = edge.example, edge.example.context
     return {
         "held": f"{edge.held_mode}:{example.held}",
         "asked": f"{edge.asked_mode}:{example.asked}",
         "id": example.id,
         "transaction": example.transaction,
-        **({} if example.principal is None else {"principal": example.principal}),
-        **({} if example.note is None else {"note": example.note}),
+        **({} if context.principal is None else {"principal": context.principal}),
+        **({} if context.note is None else {"note": context.note}),
         "at_unix_ms": round(example.at_unix_ms),
     }
 
@@ -133,8 +134,7 @@ def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[
     return {
         "id": request.id,
         "transaction": request.transaction,
-        **({} if (note := request.shown_note) is None else {"note": note}),
-        **({} if request.traceparent is None else {"traceparent": request.traceparent}),
+        **_context_fields(shown_context(request)),
         "waited_ms": round(now - request.since),
         "resources": [f"{request.mode(name)}:{name}" for name in names[:MAX_LOGGED_RESOURCES]],
         "resources_total": len(names),
@@ -151,8 +151,7 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
         "resource": f"{blocker.mode}:{blocker.resource}",
         "state": "held" if blocker.held else "queued",
         "since_unix_ms": blocker.since_unix_ms,
-        **({} if blocker.note is None else {"note": blocker.note}),
-        **({} if blocker.traceparent is None else {"traceparent": blocker.traceparent}),
+        **_context_fields(blocker.context),
     }
 
 
@@ -173,6 +172,11 @@ def _step_fields(wait: Wait) -> dict[str, Any]:
         "waiter": wait.waiter,
         "resource": wait.resource,
         "holder": wait.holder,
-        **({} if wait.note is None else {"note": wait.note}),
-        **({} if wait.traceparent is None else {"traceparent": wait.traceparent}),
+        **_context_fields(wait.context),
     }
+
+
+def _context_fields(context: Context) -> dict[str, str]:
+    """Return the log fields of what a client said about its request."""
+    fields = {"note": context.note, "traceparent": context.traceparent}
+    return {name: value for name, value in fields.items() if value is not None}

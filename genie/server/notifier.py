@@ -95,12 +95,12 @@ class Notifier:
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
         session.live_requests += 1
-        if request.principal is not None:
+        if request.context.principal is not None:
             self.size.begin_wait(request)
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
             self.outcome.store(request)
-        if request.traceparent is not None and request.state is WAITING:
+        if request.context.traceparent is not None and request.state is WAITING:
             self._keep_first_blockers(request)
         if request.ref is None or not session.quiet:
             self.outcome.send(session.connection, replies.queued(request))
@@ -111,15 +111,20 @@ class Notifier:
         They are not stored. If their texts are long, they are not kept, because they may outlive the blockers themselves.
         """
         blockers, total = find_blockers(self.manager.table, request, MAX_COUNTED_ON_ARRIVAL)
-        texts = (text for each in blockers for text in (each.resource, each.transaction, each.note) if text is not None)
+        texts = (
+            text
+            for each in blockers
+            for text in (each.resource, each.transaction, each.context.note)
+            if text is not None
+        )
         if all(text_bytes(text) <= SHORT_TEXT_BYTES for text in texts):
             self.size.first_blockers[request.id] = blockers, total
 
     def end_wait(self, request: Request) -> None:
         """Forget what is kept for a waiting request, which is granted or has ended."""
-        if request.principal is not None:
+        if request.context.principal is not None:
             self.size.end_wait(request)
-        if request.traceparent is not None:
+        if request.context.traceparent is not None:
             self.size.first_blockers.pop(request.id, None)
 
     def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None, now: float) -> None:
@@ -198,7 +203,7 @@ class Notifier:
             session.bound.pop(request.id, None)
             if request.ref is not None or (session.key is not None and message):
                 change = self.retain_reply(session, request, reason, message, now)
-        self.size.credit_request(request.id, request.principal)
+        self.size.credit_request(request.id, request.context.principal)
         if not request.fence:
             self.end_wait(request)
         if not self.outcome.durable:
@@ -232,7 +237,7 @@ class Notifier:
             if (
                 retained is not None
                 and len(retained) > session.reply_limit
-                and not self.sessions.raise_reply_limit(session, request.principal)
+                and not self.sessions.raise_reply_limit(session, request.context.principal)
             ):
                 session.drop_oldest_reply()
             return request
@@ -275,7 +280,7 @@ class Notifier:
         self, request: Request, reason: str, requester: Outbound | None, ref: str | None, now: float
     ) -> None:
         """Reject a request that has an id, and was neither granted nor queued."""
-        self.size.credit_request(request.id, request.principal)
+        self.size.credit_request(request.id, request.context.principal)
         if self.recorder is not None:
             self.recorder.on_id_skipped(now)
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))

@@ -48,7 +48,7 @@ class RequestLimits:
             id_ < self._short_below_id
             and session.live_requests < self.unchecked_requests
             and not excess
-            and size.charge_short(id_, request.principal, lock_count)
+            and size.charge_short(id_, request.context.principal, lock_count)
         ):
             return ""
         locks = self._table.locks + lock_count

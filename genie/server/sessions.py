@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from genie.access import Principal
 from genie.core import ENDED, WAITING, Origin, Request
+from genie.core.context import shown_context
 from genie.core.deadlines import Deadlines
 from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
@@ -141,7 +142,7 @@ class StateReport:
             left -= 1
             if request.state is not ENDED:
                 requests.append(request)
-                if request.choice_digest is not None:
+                if request.context.choice_digest is not None:
                     left -= len(request.exclusive) + len(request.shared)
         return replies, requests
 
@@ -240,7 +241,7 @@ class Session:
         self.bound.pop(request.id, None)
         if request.ref is not None:
             self._refs.pop(request.ref, None)
-        request.note, request.origin = request.shown_note, None
+        request.context, request.origin = shown_context(request), None
 
     def retain(self, reply: RetainedReply) -> None:
         """Retain a terminal reply. The caller enforces `MAX_RETAINED_REPLIES` with `drop_oldest_reply`."""
@@ -304,17 +305,18 @@ def fingerprint(request: Request) -> bytes:
 def _parameters(request: Request) -> tuple[object, ...]:
     """Return what identifies a request among those with the same `ref`, with its resources in any order."""
     # With `anyOf` the digest identifies the choices; the resources are the acquired ones.
-    names = (sorted(request.shared), sorted(request.exclusive)) if request.choice_digest is None else None
+    context = request.context
+    names = (sorted(request.shared), sorted(request.exclusive)) if context.choice_digest is None else None
     return (
-        request.choice_digest,
+        context.choice_digest,
         names,
         request.transaction,
         request.priority,
         request.queue_timeout_ms,
         request.transaction_timeout_ms,
         request.release_on_disconnect,
-        request.note,
-        request.traceparent,
+        context.note,
+        context.traceparent,
     )
 
 
@@ -443,7 +445,7 @@ class SessionTable:
         for request in requests:
             origin = request.origin
             if origin is not None and origin.key is not None:
-                request.origin = session = self._restored(origin, origin.key, request.principal)
+                request.origin = session = self._restored(origin, origin.key, request.context.principal)
                 session.add_queued(request)
                 session.live_requests += 1
             else:

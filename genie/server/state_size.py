@@ -107,9 +107,9 @@ class StateSize:
     def reason_against_request(self, request: Request, name_count: int, excess: int) -> str:
         """Return why a new request for `name_count` names is rejected; an empty text if it is not."""
         size = REQUEST_BYTES + name_count * (NAME_BYTES + RESOURCE_BYTES) + TRANSACTION_BYTES + excess
-        if request.traceparent is not None:
+        if request.context.traceparent is not None:
             size += FIRST_BLOCKERS_BYTES
-        return self.reason_against(request.principal, size, self._share(name_count, excess))
+        return self.reason_against(request.context.principal, size, self._share(name_count, excess))
 
     def spare_requests(self) -> int:
         """Return how many requests that are not large cannot exceed the bound of the total, whatever they are."""
@@ -118,9 +118,9 @@ class StateSize:
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
         """Charge a request that will get an id, if it is large or has a principal."""
         if excess > 0 or name_count > SHORT_NAMES:
-            self.requests[id] = self._add(request.principal, excess, self._share(name_count, excess))
-        elif request.principal is not None:
-            self.short_requests[id] = self._add(request.principal, 0, self._share(name_count, 0)).share
+            self.requests[id] = self._add(request.context.principal, excess, self._share(name_count, excess))
+        elif request.context.principal is not None:
+            self.short_requests[id] = self._add(request.context.principal, 0, self._share(name_count, 0)).share
 
     def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
         """Charge a named principal for a request with short texts. Return False if it is large, or there is no room for it."""
@@ -137,7 +137,7 @@ class StateSize:
 
     def charge_again(self, request: Request) -> None:
         """Charge a live request whose texts or names have changed, or that was loaded."""
-        self.credit_request(request.id, request.principal)
+        self.credit_request(request.id, request.context.principal)
         self.charge_request(request.id, request, len(request.names()), excess_bytes(request))
 
     def credit_request(self, id: int, principal: str | None) -> None:
@@ -159,11 +159,11 @@ class StateSize:
 
     def begin_wait(self, request: Request) -> None:
         """Count the wait-queue entries of a request that begins to wait."""
-        add(self.queue_entries, request.principal, len(request.exclusive) + len(request.shared))
+        add(self.queue_entries, request.context.principal, len(request.exclusive) + len(request.shared))
 
     def end_wait(self, request: Request) -> None:
         """Count the end of the wait of a request, which is granted or has ended."""
-        subtract(self.queue_entries, request.principal, len(request.exclusive) + len(request.shared))
+        subtract(self.queue_entries, request.context.principal, len(request.exclusive) + len(request.shared))
 
     def queue_limit(self, principal: str) -> int:
         """Return how many wait-queue entries there can be in all after a request of a principal, within its share."""

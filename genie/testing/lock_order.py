@@ -60,5 +60,5 @@ def _describe_inversion(inversion: Inversion) -> Iterator[str]:
     for edge in inversion.edges:
         example = edge.example
         held, asked = f"{edge.held_mode}:{example.held}", f"{edge.asked_mode}:{example.asked}"
-        note = "" if example.note is None else f" ({example.note})"
+        note = "" if example.context.note is None else f" ({example.context.note})"
         yield f"    {describe_edge(example.transaction, held, asked)}{note}"

@@ -382,7 +382,7 @@ class ClientModel:
         self.coverage["received locked with blockers"] += 1
         if is_repetition:
             raise Violation("blockers are sent again")
-        if command is not None and (isinstance(command.decoded, Take) or command.decoded.traceparent is None):
+        if command is not None and (isinstance(command.decoded, Take) or command.decoded.context.traceparent is None):
             raise Violation("blockers are sent for a request without traceparent")
 
     def _released(self, payload: dict[str, Any]) -> None:

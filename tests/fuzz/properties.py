@@ -118,8 +118,8 @@ def _check_fields(decoded: Any, payload: dict[str, Any]) -> None:
         assert (decoded.target, decoded.as_strings) == (int(payload["target"]), type(payload["target"]) is str)
     request = decoded.request if isinstance(decoded, Take) else decoded
     if isinstance(request, Request):
-        assert (request.transaction, request.note) == (payload.get("transactionName"), payload.get("note"))
-        assert request.traceparent == payload.get("traceparent")
+        assert (request.transaction, request.context.note) == (payload.get("transactionName"), payload.get("note"))
+        assert request.context.traceparent == payload.get("traceparent")
         assert request.transaction_timeout_ms == payload.get("transactionTimeout", 10_000)
         assert request.release_on_disconnect == (payload.get("onDisconnect") == "release")
     if isinstance(decoded, Request):
@@ -177,7 +177,7 @@ def _request(request: Request) -> None:
     assert abs(request.priority) <= 2**31
     assert request.ref is None or 0 < len(request.ref) <= 128
     assert type(request.release_on_disconnect) is bool
-    _text(request.note, 256)
+    _text(request.context.note, 256)
     _names([] if request.transaction is None else [request.transaction])
 
 

@@ -345,8 +345,8 @@ MUTANTS = [
     Mutant(
         "notes are not stored",
         "storage/redis/records.py",
-        "            note,\n            change.traceparent,",
-        "            None,\n            change.traceparent,",
+        "            note,\n            context.traceparent,",
+        "            None,\n            context.traceparent,",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
@@ -485,8 +485,8 @@ MUTANTS = [
     Mutant(
         "the granted resources of anyOf are not read from the store",
         "storage/redis/records.py",
-        "            choice_digest=stored.chosen,",
-        "            choice_digest=None,",
+        "stored.traceparent, stored.chosen),",
+        "stored.traceparent, None),",
         first=FIRST_ANY_OF_SEED,
     ),
     Mutant(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from genie.core.context import shown_context
 from genie.core.lock_order.classes import LockClass, LockClasses, Rule
 from genie.core.lock_order.edges import (
     ANY_DESCENDING,
@@ -163,4 +164,4 @@ def _names(held: Members, asked: Members, flags: int) -> tuple[str, str]:
 
 def _example(request: Request, held: str, asked: str, unix_ms: float) -> Example:
     transaction = request.transaction or ""
-    return Example(request.id, transaction, request.principal, request.shown_note, held, asked, unix_ms)
+    return Example(request.id, transaction, shown_context(request), held, asked, unix_ms)

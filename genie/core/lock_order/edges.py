@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from genie.core.context import Context
 from genie.core.lock_order.classes import LockClass
 from genie.core.lock_order.names import precedes_by_number
 from genie.core.model import Mode
@@ -43,8 +44,7 @@ class Example:
 
     id: int
     transaction: str
-    principal: str | None
-    note: str | None
+    context: Context
     held: str
     asked: str
     at_unix_ms: float

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct, ValidationError, json
 
-from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request
+from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request, context_of
 from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin, UnknownFormat
 
 TIMEOUT_MS = 10_000.0
@@ -83,8 +83,8 @@ def encode(change: Request | RetainedReply) -> bytes:
     """
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
-    moved, note = change.moved, change.note
-    origin = change.origin
+    moved, context, origin = change.moved, change.context, change.origin
+    note = context.note
     key = session_note = None
     timeout_ms = SESSION_TIMEOUT_MS
     if origin is not None:
@@ -110,10 +110,10 @@ def encode(change: Request | RetainedReply) -> bytes:
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},  # without the request
             key,
             timeout_ms,
-            change.choice_digest,
-            change.principal,
+            context.choice_digest,
+            context.principal,
             note,
-            change.traceparent,
+            context.traceparent,
             session_note,
         )
     )
@@ -208,10 +208,7 @@ class RecordDecoder:
             ref=stored.ref,
             release_on_disconnect=stored.release_on_disconnect,
             origin=None if stored.session is None else self._origin(stored),
-            choice_digest=stored.chosen,
-            principal=stored.principal,
-            note=stored.note,
-            traceparent=stored.traceparent,
+            context=context_of(stored.principal, stored.note, stored.traceparent, stored.chosen),
         )
         request.id = id
         request.owner = id if stored.transaction is None else stored.transaction

@@ -7,7 +7,7 @@ from typing import Any
 
 from genie import core
 from genie.access import Principal
-from genie.core import Command, LockManager, Release, Request
+from genie.core import Command, Context, LockManager, Release, Request
 from genie.history import records
 from genie.history.recorder import Recorder
 from genie.history.retention import Retention
@@ -40,7 +40,7 @@ class Recording:
         self._as_lines = as_lines
 
     def step(self, command: Command, now: float) -> None:
-        principal = getattr(command, "principal", None)
+        principal = command.context.principal if isinstance(command, Request) else None
         lines = self.recorder.begin_turn(now, principal and PRINCIPALS[principal]) if self._as_lines else []
         events = self.manager.step(command, now)
         first, others = events[0] if events else None, events
@@ -57,8 +57,10 @@ class Recording:
             self.recorder.on_events(others, now, line)
         self.recorder.on_stored()
 
-    def request(self, now: float, *exclusive: str, **fields: Any) -> Request:
-        request = Request((), exclusive, **fields)
+    def request(
+        self, now: float, *exclusive: str, principal: str | None = None, note: str | None = None, **fields: Any
+    ) -> Request:
+        request = Request((), exclusive, context=Context(principal, note), **fields)
         self.step(request, now)
         return request
 

@@ -21,7 +21,9 @@ NAMES = "ABCDE"
 
 def take(driver: Driver, resources: list[str], weights: list[Any], target: Any, **options: Any) -> core.Event:
     choices = [(name.removeprefix("shared:"), not name.startswith("shared:")) for name in resources]
-    events = driver.step(core.Take(core.Request(choice_digest="", **options), choices, weights, target))
+    events = driver.step(
+        core.Take(core.Request(context=core.Context(choice_digest=""), **options), choices, weights, target)
+    )
     if isinstance(events[-1], core.Insufficient):
         assert [type(event) for event in events] == [core.Queued, core.Insufficient]
     else:
@@ -100,7 +102,7 @@ def test_it_ends_like_any_other() -> None:
     assert isinstance(taken, core.Taken)
     waiting = driver.request("A")
     driver.reload()
-    assert driver.requests[taken.request.id].choice_digest == ""
+    assert driver.requests[taken.request.id].context.choice_digest == ""
     assert driver.at(5) == [("released", taken.request.id, "transaction-timeout"), ("locked", waiting[0][1])]
 
 
@@ -150,7 +152,9 @@ class Takes(RuleBasedStateMachine):
         choices = list(modes.items())
         weights = weights[: len(choices)]
         (*_, event) = self.driver.step(
-            core.Take(core.Request(transaction=transaction, choice_digest=""), choices, weights, wanted)
+            core.Take(
+                core.Request(transaction=transaction, context=core.Context(choice_digest="")), choices, weights, wanted
+            )
         )
         if reached >= wanted:
             assert isinstance(event, core.Taken)
@@ -171,8 +175,8 @@ def test_the_choice_digest_is_stored(chosen: str | None) -> None:
     from genie.storage.redis.records import RecordDecoder, encode
 
     driver = Driver()
-    driver.step(core.Take(core.Request(choice_digest=chosen), [("A", True)], [1], 1))
+    driver.step(core.Take(core.Request(context=core.Context(choice_digest=chosen)), [("A", True)], [1], 1))
     (request,) = driver.manager.table.held.values()
     again = RecordDecoder().decode(request.id, encode(request))
     assert isinstance(again, core.Request)
-    assert again.choice_digest == chosen
+    assert again.context.choice_digest == chosen

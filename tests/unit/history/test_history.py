@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from genie.cli import main
 from genie.cli.history import TimeType, read_window
-from genie.core import Disconnect, Expire, LockManager, Reason, Request
+from genie.core import Context, Disconnect, Expire, LockManager, Reason, Request
 from genie.history import records
 from genie.history.archiver import archive_complete, delete_expired, shrink
 from genie.history.gantt import draw
@@ -201,7 +201,7 @@ async def test_requests_are_carried_into_the_next_file_of_a_leadership(tmp_path,
 
 async def test_a_new_leader_records_what_it_takes_over(tmp_path) -> None:
     manager = LockManager(unix_offset_ms=T0)
-    held = Request((), ("a",), principal="payments")
+    held = Request((), ("a",), context=Context("payments"))
     manager.step(held, 5)
     recording = Recording(tmp_path, manager=manager)
     recording.release(20, held)

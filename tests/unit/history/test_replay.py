@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli import main
-from genie.core import Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
+from genie.core import Context, Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
 from genie.history.archiver import archive_complete
 from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
@@ -45,8 +45,9 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
                 random.choice([None, "t1", "t2", "t3"]),
                 random.choice([0, 0, 1, -2.5]),
                 release_on_disconnect=random.random() < 0.5,
-                principal=random.choice([None, None, "billing", "reports"]),
-                note=random.choice([None, None, "nightly"]),
+                context=Context(
+                    random.choice([None, None, "billing", "reports"]), random.choice([None, None, "nightly"])
+                ),
             )
             recording.step(request, now)
             live.append(request)

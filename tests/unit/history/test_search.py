@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from msgspec import json
 
 from genie.cli import main
-from genie.core import LockManager, Reason, Request
+from genie.core import Context, LockManager, Reason, Request
 from genie.core.commands import Take
 from genie.history.archiver import archive_complete
 from genie.history.gantt import draw
@@ -238,8 +238,10 @@ async def test_who_has_the_key_finds_redacted_names(tmp_path: Path, archives: bo
 async def test_the_notes_of_requests_that_choose_are_not_recorded_if_names_are_redacted(tmp_path: Path) -> None:
     recording = Recording(tmp_path, redacted=("customers/",))
     choices = (("customers/alice", True), ("free", True))
-    recording.step(Take(Request((), (), note="alice's card", choice_digest=""), choices, (1, 1), 1), 0)
-    recording.step(Take(Request((), (), note="alice's card", choice_digest=""), choices[:1], (1,), 2), 1)
+    recording.step(Take(Request((), (), context=Context(note="alice's card", choice_digest="")), choices, (1, 1), 1), 0)
+    recording.step(
+        Take(Request((), (), context=Context(note="alice's card", choice_digest="")), choices[:1], (1,), 2), 1
+    )
     recording.request(2, "free", note="kept")
     recording.stop()
     content = list_segments(tmp_path)[0].path.read_text()

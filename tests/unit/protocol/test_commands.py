@@ -171,7 +171,7 @@ def test_a_request_with_any_of_decodes_to_its_fields() -> None:
     assert not take.as_strings
     request = take.request
     assert (request.transaction, request.transaction_timeout_ms, request.release_on_disconnect) == ("T", 7, True)
-    assert request.choice_digest == ""
+    assert request.context.choice_digest == ""
 
 
 def test_equal_choices_have_equal_digests() -> None:
@@ -179,7 +179,7 @@ def test_equal_choices_have_equal_digests() -> None:
         line = orjson.dumps({"command": "request", "payload": {"ref": "r", "target": 2, **payload}})
         take = commands.read(line)
         assert isinstance(take, Take)
-        return take.request.choice_digest
+        return take.request.context.choice_digest
 
     names = ["exclusive:a", "exclusive:b"]
     first = chosen(anyOf=names)
@@ -402,7 +402,7 @@ def test_a_request_is_large_if_it_takes_more_memory_than_usual(fields: dict[str,
     assert [f"exclusive:{name}" for name in plain.exclusive] + [f"shared:{name}" for name in plain.shared] == fields[
         "resources"
     ]
-    texts = plain.transaction, plain.note, plain.ref, plain.traceparent
+    texts = plain.transaction, plain.context.note, plain.ref, plain.context.traceparent
     assert texts == tuple(fields.get(name) for name in ("transactionName", "note", "ref", "traceparent"))
     numbers = plain.queue_timeout_ms, plain.transaction_timeout_ms, plain.priority, plain.release_on_disconnect
     assert numbers == (7, 8, 9, True)

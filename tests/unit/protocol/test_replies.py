@@ -5,18 +5,18 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from genie.core import Blocker, Cycle, Deadlocked, Mode, Reason, Request, Wait
+from genie.core import Blocker, Context, Cycle, Deadlocked, Mode, Reason, Request, Wait
 from genie.errors import Blocker as ListedBlocker
 from genie.protocol import messages, replies
 
 BLOCKERS = (
-    Blocker(7, "t", "a", Mode.EXCLUSIVE, True, 1_790_000_000_500, "cron", "00-a"),
+    Blocker(7, "t", "a", Mode.EXCLUSIVE, True, 1_790_000_000_500, Context(note="cron", traceparent="00-a")),
     Blocker(8, None, "a", Mode.SHARED, False, 1_790_000_001_000),
 )
 
 
 def held_request(ref: str | None) -> Request:
-    request = Request(exclusive=("a",), ref=ref, traceparent="00-b")
+    request = Request(exclusive=("a",), ref=ref, context=Context(traceparent="00-b"))
     request.id, request.fence = 9, 3
     return request
 
@@ -64,7 +64,7 @@ def test_locked_without_a_wait_has_no_blockers() -> None:
 
 @pytest.mark.parametrize("owners", [2, 100, 101, 5_000])
 def test_a_deadlock_lists_at_most_100_transactions(owners: int) -> None:
-    waits = tuple(Wait("\U0001f512" * 512, number, number + 1, "n" * 512) for number in range(owners))
+    waits = tuple(Wait("\U0001f512" * 512, number, number + 1, Context(note="n" * 512)) for number in range(owners))
     names = tuple(f"{number}" + "\U0001f512" * 500 for number in range(owners))
     event = Deadlocked(held_request("r"), Reason.DEADLOCK, Cycle(names, waits))
     line = replies.released(event, 5.0, "r")

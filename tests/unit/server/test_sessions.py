@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.core import Request
+from genie.core import Context, Request
 from genie.server import sessions as sessions_module
 from genie.server.sessions import PRESUMED_RECEIVED_MS, Session, SessionTable, is_same_request, session_key
 from genie.storage.store import RetainedReply, StoredOrigin
@@ -59,8 +59,8 @@ def test_granted_requests_are_bound_only_if_they_end_with_the_session() -> None:
         {"transaction": "T"},
         {"release_on_disconnect": True},
         {"shared": ("B",)},
-        {"note": "another"},
-        {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"},
+        {"context": Context(note="another")},
+        {"context": Context(traceparent=f"00-{'a' * 32}-{'b' * 16}-01")},
     ],
 )
 def test_a_retry_must_have_the_same_parameters(other: dict[str, object]) -> None:

@@ -127,7 +127,7 @@ class Server:
         large = {id_ for id_, request in live.items() if is_large(request)}
         assert size.requests.keys() == large
         assert size.short_requests.keys() == {
-            id_ for id_, request in live.items() if request.principal is not None and id_ not in large
+            id_ for id_, request in live.items() if request.context.principal is not None and id_ not in large
         }
         excess, shares = 0, {}
         for id_ in (*size.requests, *size.short_requests):
@@ -136,12 +136,12 @@ class Server:
             names = len(request.names())
             share = max(REQUEST_BYTES + names * NAME_BYTES + expected, names * size.min_name_share)
             if id_ in large:
-                assert size.requests[id_] == (request.principal, expected, share)
+                assert size.requests[id_] == (request.context.principal, expected, share)
             else:
                 assert size.short_requests[id_] == share
             excess += expected
-            if request.principal is not None:
-                shares[request.principal] = shares.get(request.principal, 0) + share
+            if request.context.principal is not None:
+                shares[request.context.principal] = shares.get(request.context.principal, 0) + share
         watches = self.dispatcher.watches
         prefixes = {(peer, prefix) for peer, prefixes in watches._prefixes_of.items() for prefix in prefixes}
         assert size.watches.keys() == prefixes
@@ -159,10 +159,10 @@ class Server:
         assert (size.excess, size.shares) == (excess, shares)
         entries: dict[str, int] = {}
         for request in table.waiting.values():
-            if request.principal is not None:
-                entries[request.principal] = entries.get(request.principal, 0) + len(request.names())
+            if request.context.principal is not None:
+                entries[request.context.principal] = entries.get(request.context.principal, 0) + len(request.names())
         assert size.queue_entries == entries
-        traced = {id_ for id_, request in table.waiting.items() if request.traceparent is not None}
+        traced = {id_ for id_, request in table.waiting.items() if request.context.traceparent is not None}
         assert size.first_blockers.keys() <= traced, (
             "first blockers are kept only for waiting requests with a trace context"
         )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import json
 
-from genie.core import WAITING, LockManager, Release, Request
+from genie.core import WAITING, Context, LockManager, Release, Request
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
 from genie.storage.redis.primary import Primary
@@ -72,14 +72,18 @@ NOTES = st.none() | st.text(min_size=1)
 @given(st.dictionaries(st.integers(1, 10**15), NOTES))
 def test_a_batch_is_split_as_it_was_encoded(notes: dict[int, str | None]) -> None:
     """Whatever the texts of clients contain: JSON escapes line breaks."""
-    changes = {id_: None if note is None else held(note=note, ref=note) for id_, note in notes.items()}
+    changes = {id_: None if note is None else held(context=Context(note=note), ref=note) for id_, note in notes.items()}
     batch = Batch(dict(changes), 10, 20, 1.5)
     counters, records = split_batch(encode_batch(batch, encode_changes(batch.changes)))
     assert decode_counters(counters) == Batch({}, 10, 20, 1.5)
     decoded = decode_records(records, RecordDecoder())
     assert list(decoded) == list(notes)
     for id_, request in decoded.items():
-        assert request is None if notes[id_] is None else isinstance(request, Request) and request.note == notes[id_]
+        assert (
+            request is None
+            if notes[id_] is None
+            else isinstance(request, Request) and request.context.note == notes[id_]
+        )
 
 
 def test_an_ended_request_is_deleted() -> None:
@@ -105,10 +109,7 @@ def test_every_field_of_a_record_is_written() -> None:
         ref="ref",
         release_on_disconnect=True,
         origin=origin,
-        choice_digest="digest",
-        principal="p",
-        note="n",
-        traceparent="00",
+        context=Context("p", "n", "00", "digest"),
     )
     request.id = request.fence = request.since = request.since_unix_ms = request.deadline = 7
     request.state = WAITING
