@@ -44,14 +44,15 @@ type Client struct {
 	takeovers    int       // of the session, in a row
 	isEntered    bool      // Dial does not wait any more
 
-	mu          sync.Mutex
-	conn        *conn            // the connection whose handshake is complete; nil: there is none
-	calls       map[string]*call // the commands without an answer, by ref
-	locks       map[int64]*Lock  // the locks that the server may hold, by id
-	watches     map[*Watch]bool  // the open watches
-	leaseFrom   time.Time        // the lease of the session: when the last command was sent that the server has answered
-	lastFailure error            // the cause of ErrUnavailable
-	closed      error            // why the client is closed; nil: it is open
+	mu           sync.Mutex
+	conn         *conn            // the connection whose handshake is complete; nil: there is none
+	calls        map[string]*call // the commands without an answer, by ref
+	unknownLocks int              // the unanswered releases of locks that this client has not requested
+	locks        map[int64]*Lock  // the locks that the server may hold, by id
+	watches      map[*Watch]bool  // the open watches
+	leaseFrom    time.Time        // the lease of the session: when the last command was sent that the server has answered
+	lastFailure  error            // the cause of ErrUnavailable
+	closed       error            // why the client is closed; nil: it is open
 }
 
 // Option is an option of a request: of Acquire, TryAcquire, AcquireAny, Do, Elect, Client.Transaction and Config.Defaults.

@@ -143,6 +143,29 @@ func TestAnUnknownLockIsReleased(t *testing.T) {
 	_ = client
 }
 
+func TestAServerThatSendsManyUnknownLocksAndAnswersNoReleaseIsLeft(t *testing.T) {
+	f, p, client := connected(t, Config{})
+	for id := 1; id <= 2*maxUnknownLocks; id++ { // without end if the server answers
+		p.send(locked1(id, "404"))
+		p.confirm(id)
+	}
+	for id := 1; id <= maxUnknownLocks+1; id++ {
+		p.send(locked1(id, "404"))
+	}
+	p.expectClosed()
+	p = f.handshake(true)
+	for range maxUnknownLocks { // the releases are repeated, and no others are added
+		p.expect("release")
+	}
+	p.send(locked1(1, "404"))
+	p.expectClosed()
+	client.mu.Lock()
+	defer client.mu.Unlock()
+	if len(client.calls) != maxUnknownLocks || client.unknownLocks != maxUnknownLocks {
+		t.Error(len(client.calls), client.unknownLocks)
+	}
+}
+
 func TestALockIsLost(t *testing.T) {
 	for reason, target := range map[string]error{
 		"transaction-timeout": ErrTransactionTimeout, "success": ErrLockLost, "disconnected": ErrLockLost, "new": ErrLockLost,

@@ -25,6 +25,9 @@ const (
 	pingRef  = "resume" // of the ping after `hello`
 )
 
+// maxUnknownLocks is the maximum number of unanswered releases of locks that this client has not requested.
+const maxUnknownLocks = 1000
+
 // call is a command without an answer.
 type call struct {
 	number     uint64 // the order of the commands; also the ref of most
@@ -37,6 +40,7 @@ type call struct {
 	sentAt     time.Time // zero: it was not sent. See write
 	retries    int       // after the error `unavailable`
 	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
+	isUnknown  bool      // a release of a lock that this client has not requested
 	done       chan struct{}
 	answer     *payload
 	err        error
@@ -185,6 +189,9 @@ func (c *Client) write(r *call) {
 func (c *Client) finish(r *call, err error) {
 	if r != nil && c.calls[r.fields.Ref] == r {
 		delete(c.calls, r.fields.Ref)
+		if r.isUnknown {
+			c.unknownLocks--
+		}
 		r.err = err
 		close(r.done)
 	}
@@ -309,7 +316,7 @@ func (c *Client) receive(conn *conn, m *message) error {
 	}
 	switch m.Command {
 	case "locked":
-		c.onLocked(conn, r, p)
+		return c.onLocked(conn, r, p)
 	case "released":
 		c.onReleased(r, p)
 	case "error":
@@ -327,8 +334,9 @@ func (c *Client) receive(conn *conn, m *message) error {
 	return nil
 }
 
-// onLocked handles the grant of a request, or the report that a lock is held.
-func (c *Client) onLocked(conn *conn, r *call, p *payload) {
+// onLocked handles the grant of a request, or the report that a lock is held. It returns an error if the server has sent too
+// many locks that were not requested, and has not answered their releases.
+func (c *Client) onLocked(conn *conn, r *call, p *payload) error {
 	l := c.locks[p.ID]
 	switch {
 	case r != nil && r.name == "request":
@@ -337,10 +345,14 @@ func (c *Client) onLocked(conn *conn, r *call, p *payload) {
 		r.id = p.ID
 	case l != nil:
 		l.onReported(conn, p)
+	case c.unknownLocks >= maxUnknownLocks:
+		return fmt.Errorf("the server sent more than %d locks that were not requested", maxUnknownLocks)
 	default: // unless it is released, it stays held until it times out
-		c.sendBackground("release", &fields{ID: p.ID}, nil)
+		c.unknownLocks++
+		c.sendBackground("release", &fields{ID: p.ID}, nil).isUnknown = true
 		c.warn("a lock is released, because its ref is not known", "id", p.ID, "ref", p.Ref)
 	}
+	return nil
 }
 
 // onReleased handles the end of a request or of a lock, as a notification or as the answer to a command.

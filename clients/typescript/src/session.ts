@@ -38,6 +38,8 @@ const VERY_LONG_WAIT = 0.5;
 /** If less than this share of the session timeout remains when a bound lock is granted, the lock is extended first. */
 const MIN_LEASE = 0.5;
 const BYE_TIMEOUT = 3_000;
+/** Maximum number of unanswered releases of locks that this client has not requested. */
+const MAX_UNKNOWN_LOCKS = 1_000;
 const DRAIN_STEP = 20;
 /** Minimum time (ms) between two scans of all calls, per call: bounds the share of CPU time that scans take. */
 const MIN_SCAN_INTERVAL = 0.001;
@@ -87,6 +89,8 @@ export class Session implements ConnectionHandler {
   #retryAt = Infinity;
   readonly #retryBackoff = new Backoff();
   #lastRef = 0;
+  /** The number of unanswered releases of locks that this client has not requested. */
+  #unknownLocks = 0;
   /** The number of waiting requests. */
   #waiting = 0;
   #phase: 'down' | 'resuming' | 'up' = 'down';
@@ -268,9 +272,10 @@ export class Session implements ConnectionHandler {
     return command;
   }
 
-  /** Sends a command in the background, until it is answered. */
-  #send(name: string, payload: object, request?: Request, timeout = Infinity): void {
-    this.#command(name, payload, request, timeout).promise.catch((error: Error) => this.logger.debug(`${name}: ${error.message}`));
+  /** Sends a command in the background, until it is answered. The promise is never rejected. */
+  #send(name: string, payload: object, request?: Request, timeout = Infinity): Promise<unknown> {
+    const { promise } = this.#command(name, payload, request, timeout);
+    return promise.catch((error: Error) => this.logger.debug(`${name}: ${error.message}`));
   }
 
   /** Cancels a request whose caller no longer waits. */
@@ -530,7 +535,7 @@ export class Session implements ConnectionHandler {
   // -- messages -------------------------------------------------------------------------------------------------------
 
   #onLocked({ id, fence, expiresIn, resources }: Locked, request: Request | undefined): void {
-    if (!request) return this.#send('release', { id });
+    if (!request) return this.#releaseUnknown(id);
     const { options, isConfirmed } = request;
     request.id = id;
     this.#byId?.set(id, request);
@@ -551,6 +556,15 @@ export class Session implements ConnectionHandler {
       if (waited > LONG_WAIT || isLeaseShort) this.#extendInBackground(request);
       if (waited < VERY_LONG_WAIT && !isLeaseShort) this.#hold(request, since, options.transactionTimeout);
     }
+  }
+
+  /** Releases a lock that this client has not requested. Ends the connection if too many releases have no answer. */
+  #releaseUnknown(id: number): void {
+    if (this.#unknownLocks >= MAX_UNKNOWN_LOCKS) {
+      return this.#connection.drop(new Error(`the server sent more than ${MAX_UNKNOWN_LOCKS} locks that were not requested`));
+    }
+    this.#unknownLocks++;
+    void this.#send('release', { id }).finally(() => this.#unknownLocks--);
   }
 
   /** The server has granted or confirmed a lock, which ends `duration` ms after `since`. */

@@ -505,6 +505,24 @@ test('a connection that is cut after any number of bytes loses no lock', async (
   }
 });
 
+test('a server that sends many unknown locks and answers no release is left', async () => {
+  await using fake = await connected();
+  const { connection, server } = fake;
+  for (let id = 1; id <= 2_000; id++) { // without end if the server answers
+    connection.send('locked', { id, fence: id, ref: 'unknown' });
+    const { ref } = await connection.expect('release');
+    connection.send('released', { id, reason: 'success', ref });
+  }
+  for (let id = 1; id <= 1_001; id++) connection.send('locked', { id, fence: id, ref: 'unknown' });
+  await connection.closed();
+  const next = await server.accept();
+  await next.handshake({ resumed: true });
+  for (let id = 1; id <= 1_000; id++) assert.equal((await next.expect('release')).id, id); // and no others are added
+  next.send('locked', { id: 1_001, fence: 1, ref: 'unknown' });
+  await next.closed();
+  assert.equal(next.unread, 0);
+});
+
 test('what has no answer is sent again in its order', async () => {
   await using fake = await connected();
   const { client, connection, server } = fake;
