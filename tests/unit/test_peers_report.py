@@ -11,11 +11,10 @@ import pytest
 
 from benchmarks.peers.__main__ import options, write
 from benchmarks.peers.figures import Sample, percentile, summarize
-from benchmarks.peers.genie_server import GeniePipeline
 from benchmarks.peers.peer import Step
 from benchmarks.peers.report import Report, filesystem
 from benchmarks.peers.slock import SlockPipeline
-from benchmarks.peers.table import BEGIN, END, between, duration, errors, markdown, percent, put
+from benchmarks.peers.table import BEGIN, END, between, errors, markdown, put
 
 SAMPLE = Sample(
     cycles=1_000,
@@ -48,14 +47,6 @@ def report(*samples: Sample) -> Report:
     )
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "is_"),
-    [([], 0.5, 0.0), ([7.0], 0.5, 7.0), ([7.0], 0.99, 7.0), ([1.0, 2.0, 3.0, 4.0], 0.5, 2.0), ([1.0, 2.0], 1.0, 2.0)],
-)
-def test_a_percentile_is_one_of_the_values(values: list[float], share: float, is_: float) -> None:
-    assert percentile(values, share) == is_
-
-
 def test_one_percent_of_the_values_exceed_the_99th_percentile() -> None:
     values = [float(number) for number in range(1, 1001)]
     assert percentile(values, 0.99) == 990
@@ -76,27 +67,6 @@ def test_rounds_are_combined_as_medians_and_errors_as_a_sum() -> None:
 def test_a_round_without_cycles_does_not_divide_by_zero() -> None:
     summary = summarize([replace(SAMPLE, cycles=0, most=0, least=0)])
     assert (summary.rate, summary.server_us, summary.evenness, summary.handed_over) == (0, 0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("us", "text"),
-    [
-        (0.4, "0.4 µs"),
-        (5.04, "5.0 µs"),
-        (9.96, "10 µs"),
-        (850.0, "850 µs"),
-        (999.7, "1.00 ms"),
-        (2_345.0, "2.35 ms"),
-        (12_345.0, "12 ms"),
-    ],
-)
-def test_durations_are_formatted_with_about_three_digits(us: float, text: str) -> None:
-    assert duration(us) == text
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.0, "0 %"), (0.001, "< 1 %"), (0.994, "99 %"), (1.0, "100 %")])
-def test_a_small_share_is_not_rounded_to_zero(share: float, text: str) -> None:
-    assert percent(share) == text
 
 
 def test_the_tables_have_a_row_for_each_measured_peer() -> None:
@@ -135,10 +105,6 @@ def test_only_the_text_between_the_markers_is_replaced(tmp_path: Path) -> None:
     assert between("no marks", "text") == "text"
 
 
-def test_an_unknown_filesystem_is_not_named() -> None:
-    assert "load on processor 1. Each peer" in markdown(replace(report(SAMPLE), filesystem=""))
-
-
 MOUNTS = """\
 /dev/vda / ext4 rw 0 0
 tmpfs /mnt/in\\040memory tmpfs rw 0 0
@@ -166,22 +132,6 @@ def test_without_samples_nothing_is_written(tmp_path: Path, capsys: pytest.Captu
     assert "Nothing was measured" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--rounds", "0"], ["--rounds", "-1"], ["--seconds", "0"], ["--seconds", "nan"], ["--seconds", "inf"]]
-)
-def test_a_duration_of_zero_is_rejected(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        options(arguments)
-    assert f"argument {arguments[0]}: " in capsys.readouterr().err
-
-
-def test_the_help_names_the_output_file(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        options(["--help"])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "(default: docs/benchmarks.md); with --only they are only written where you say so" in said
-
-
 def test_the_json_contains_every_round() -> None:
     found = json.loads(report(SAMPLE, SAMPLE).json())
     assert len(found["samples"]["own"]["Genie"]) == 2
@@ -196,19 +146,6 @@ def test_a_key_of_a_pipeline_is_found_by_the_reply_of_slock() -> None:
     assert pipeline.read(locked[:30]) == []
     assert pipeline.read(locked[30:] + unlocked) == [(1, Step.LOCKED), (0, Step.UNLOCKED)]
     assert pipeline.read(locked[:19] + b"\x05" + locked[20:]) == [(1, Step.ERROR)]
-    pipeline.sock.close()
-
-
-def test_a_key_of_a_pipeline_is_found_by_the_messages_of_genie() -> None:
-    pipeline = GeniePipeline(socket.socket(), ["a", "b"], number=0)
-    assert pipeline.lock(1) + pipeline.lock(0) == b"".join(
-        b'{"command":"request","payload":{"resources":["exclusive:%s"]}}\n' % key for key in (b"b", b"a")
-    )
-    queued = b'{"command":"queued","payload":{"id":5}}\n{"command":"queued","payload":{"id":6}}\n'
-    assert pipeline.read(queued + b'{"command":"locked","payl') == []
-    assert pipeline.read(b'oad":{"id":6,"fence":1}}\n') == [(0, Step.LOCKED)]
-    assert pipeline.unlock(0) == b'{"command":"release","payload":{"id":6}}\n'
-    assert pipeline.read(b'{"command":"released","payload":{"id":6,"reason":"success"}}\n') == [(0, Step.UNLOCKED)]
     pipeline.sock.close()
 
 
