@@ -239,7 +239,7 @@ class ReplicatedRedis(SimRedis):
             self._replication_log.copies.append((deepcopy(self.keys), list(self.log)))
             connection.send_reply([b"STATE", b"%d" % (len(self._replication_log.copies) - 1)])
 
-    def role(self, _command: list[bytes]) -> object:
+    def do_role(self, _command: list[bytes]) -> object:
         """ROLE: a master reports its replicas, and a replica reports its master."""
         if self.master is not None:
             state = b"connect" if self._upstream is None else b"connected"

@@ -124,7 +124,7 @@ class Server:
 
     @property
     def admin_tls(self) -> ssl.SSLContext | None:
-        """TLS context of the admin port; None: plain HTTP."""
+        """TLS context of the admin port; None for plain HTTP."""
         return None if self.tls is None else self.tls.admin
 
     @property
@@ -407,14 +407,6 @@ class Server:
         failed, else 0.
         """
         self._service_manager = SystemdNotifier.from_environment(os.environ, self._describe_roles)
-        try:
-            return await self._run()
-        finally:
-            if self._service_manager is not None:
-                self._service_manager.close()
-
-    async def _run(self) -> int:
-        """Serve as `run` describes it."""
         loop = asyncio.get_running_loop()
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stopped.set)
@@ -432,6 +424,8 @@ class Server:
         finally:
             pauses.stop()
             await cancel_and_wait(watching)
+            if self._service_manager is not None:
+                self._service_manager.close()
 
     def _reloadable_files(self) -> list[str]:
         """Return the paths of the token file and of the certificates."""

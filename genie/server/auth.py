@@ -187,7 +187,7 @@ def authorize(principal: Principal, command: WireCommand, table: LockTable) -> R
 
 
 def may_inspect(principal: Principal, prefix: str | None) -> bool:
-    """Return whether a principal may see all resources whose names start with `prefix`; None: all resources."""
+    """Return whether a principal may see all resources whose names start with `prefix`. None stands for all names."""
     visible = principal.visible_prefixes
     return visible is None or (prefix is not None and prefix.startswith(visible))
 

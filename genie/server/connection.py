@@ -51,7 +51,7 @@ KEEPALIVE_IDLE_S = 15
 With the kernel's default of two hours, the locks that end with the connection would stay held for that time."""
 
 FindHandler = Callable[[str | None], CommandHandler | RequestRejected]
-"""Returns the handler of the namespace that a `hello` names (None: the default), or an error for an unknown namespace."""
+"""Returns the handler of the namespace that a `hello` names, of the default one for None; an error for an unknown namespace."""
 
 
 class Connection(Peer, asyncio.Protocol):
@@ -89,10 +89,11 @@ class Connection(Peer, asyncio.Protocol):
         find_handler: FindHandler | None = None,
     ) -> None:
         super().__init__()
+        # More than 16 fields with those of `Peer`: a server has thousands of connections, and each object takes memory.
         self.handler = handler
         """The handler that commands are submitted to. It is replaced when the server's role changes."""
         self._find_handler = find_handler
-        """Selects the handler of a `hello`. None: `handler` serves every `hello`."""
+        """Selects the handler of a `hello`. Without it, `handler` serves every `hello`."""
         self._limits = limits
         self._admission = admission
         """The open connections of the server, and their limits."""
@@ -107,7 +108,7 @@ class Connection(Peer, asyncio.Protocol):
         self._postponed_input = bytearray()
         """Bytes read before the connection is READY that wait for their turn. Reading is paused until they are processed."""
         self._postponed_lines: Iterator[bytes] | None = None
-        """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are processed. None: no lines."""
+        """Lines after a rejected `hello` that are not processed yet. Reading is paused until they are processed."""
         self._max_whole_bytes = min(SPLIT_BYTES, limits.max_line)
         """Maximum bytes of a read that is split into lines at once, and that cannot contain a line that is too long."""
         self._partial_bytes = 0
@@ -131,7 +132,11 @@ class Connection(Peer, asyncio.Protocol):
         if over_limit is not None:
             self._reject_connection(RequestRejected(Code.TOO_MANY, over_limit))
         elif self._authenticator is not None:
-            self._start_authentication(self._authenticator)
+            self._handshake, self.principal = self._authenticator.begin(self.certificate, self._limits.max_line)
+            if self._handshake is not None:
+                self.enter_state(ConnectionState.AUTHENTICATING)
+                if self.principal is None:  # a client with a certificate may send its first line at any time
+                    self._handshake.start_timer(self.reject_unauthenticated)
         enable_keepalive(transport.get_extra_info("socket"), idle_s=KEEPALIVE_IDLE_S)
         optional_fields = {} if self.certificate is None else {"certificate": self.certificate}
         log.debug("connection opened", peer=peer, open_connections=len(self._admission), **optional_fields)
@@ -153,7 +158,9 @@ class Connection(Peer, asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         """Process received bytes: discard them, or submit the lines that they complete. Before the connection is READY, in turns."""
         if self.closing:
-            self._discard(data)
+            self._lingered += len(data)
+            if self._lingers_until and self._lingered > MAX_LINGER_BYTES and self._transport is not None:
+                self._transport.close()
         elif self.state is READY or self._postponed_lines is not None:
             self._process(data)
         elif self._postponed_input:  # TLS may deliver input received earlier
@@ -188,8 +195,10 @@ class Connection(Peer, asyncio.Protocol):
             lines = self._process_opening_lines(iter(lines))
         if lines:
             self.handler.submit(self, lines, len(data))
-        if self._lines.partial or self._partial_bytes:
-            self._count_partial_line(new=type(completed) is not list or bool(completed))
+        if (self._lines.partial or self._partial_bytes) and not self.closing:
+            self._partial_bytes = len(self._lines.partial)
+            is_new = type(completed) is not list or bool(completed)
+            self._admission.partial_lines.update(self, self._partial_bytes, new=is_new)
 
     def eof_received(self) -> bool:
         """Close the connection after the replies to all commands that were read, because the client has half-closed it.
@@ -361,12 +370,6 @@ class Connection(Peer, asyncio.Protocol):
         else:
             loop.call_later(LINGER_IDLE_S, self._end_lingering, self._lingered)
 
-    def _discard(self, data: bytes) -> None:
-        """Discard input of a closing connection. Close it immediately after more than `MAX_LINGER_BYTES`."""
-        self._lingered += len(data)
-        if self._lingers_until and self._lingered > MAX_LINGER_BYTES and self._transport is not None:
-            self._transport.close()
-
     def _submit_end(self, error: RequestRejected | None = None) -> None:
         """Accept no further input, and close the connection after the replies to the commands that were read.
 
@@ -382,15 +385,6 @@ class Connection(Peer, asyncio.Protocol):
         self.handler.submit(self, [*tail, END_OF_INPUT], size=0)
 
     # -- incomplete and long lines ------------------------------------------------------------------------
-
-    def _count_partial_line(self, *, new: bool) -> None:
-        """Report the size of the incomplete line to the limits for incomplete lines, which may close the connection.
-
-        `new`: the line started in this read.
-        """
-        if not self.closing:
-            self._partial_bytes = len(self._lines.partial)
-            self._admission.partial_lines.update(self, self._partial_bytes, new=new)
 
     def drop_partial_line(self, rejection: RequestRejected) -> None:
         """Send `rejection` and close the connection, because its incomplete line exceeds a limit."""
@@ -412,14 +406,6 @@ class Connection(Peer, asyncio.Protocol):
             )
 
     # -- authentication -----------------------------------------------------------------------------------
-
-    def _start_authentication(self, authenticator: Authenticator) -> None:
-        """Authenticate the client by its certificate, or wait for a token in its first line."""
-        self._handshake, self.principal = authenticator.begin(self.certificate, self._limits.max_line)
-        if self._handshake is not None:
-            self.enter_state(ConnectionState.AUTHENTICATING)
-            if self.principal is None:  # a client with a certificate may send its first line at any time
-                self._handshake.start_timer(self.reject_unauthenticated)
 
     def _receive_before_ready(self, data: bytes) -> bytes:
         """Authenticate a connection that is not READY, or detect a TLS client on a port without TLS.

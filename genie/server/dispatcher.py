@@ -116,6 +116,7 @@ class Dispatcher:
         *,
         namespace: str = NAMESPACE,
     ) -> None:
+        # More than 16 fields, because `execute` reads those of other objects often: a field of a field takes two look-ups.
         self.manager = manager
         self.stats = stats
         self.sessions = SessionTable(limits.principal_share)
@@ -326,7 +327,9 @@ class Dispatcher:
             else:
                 self._take(now, connection, command)
         elif type(command) is LargeRequest:
-            self._execute_large(now, connection, command.request)
+            self.limits.unchecked_below_id = 0  # so that the request is charged for its texts
+            item = Namespaced(self._namespace, command.request)
+            self.execute(now, connection, iter((item,)), excess=excess_bytes(command.request))
         elif type(command) is ReleaseByRef:
             self._release_by_ref(now, connection, command)
         elif type(command) is core.Extend:
@@ -357,12 +360,6 @@ class Dispatcher:
                 return self.execute(now, connection, iter((command,)), may_be_slow) is not None
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
-
-    def _execute_large(self, now: float, connection: Peer, request: Request) -> None:
-        """Execute a request that must be charged for its texts."""
-        self.limits.unchecked_below_id = 0
-        item = Namespaced(self._namespace, request)
-        self.execute(now, connection, iter((item,)), excess=excess_bytes(request))
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for the resources that it holds."""
@@ -608,7 +605,7 @@ class Dispatcher:
 
 
 def _principal_name(connection: Peer) -> str | None:
-    """Return the name of a connection's principal. None: its client needed no token."""
+    """Return the name of a connection's principal; None if its client needed no token."""
     return None if connection.principal is None else connection.principal.name
 
 

@@ -35,7 +35,7 @@ class FollowerHandler:
         self._scheduled: asyncio.Handle | None = None
         """The scheduled rejection of the next batch; None if no commands are queued."""
         self._leader_handler: CommandHandler | None = None
-        """The pipeline to which the connections of `_awaiting_handover` are handed over. None: this server does not lead."""
+        """The pipeline to which the connections of `_awaiting_handover` are handed over, while this server leads."""
         self._awaiting_handover: dict[Peer, Connection] = {}
         """Connections whose queued commands must be rejected before the handover. A peer, mapped to itself as a `Connection`."""
 
@@ -76,7 +76,7 @@ class FollowerHandler:
         self._scheduled = asyncio.get_running_loop().call_soon(self._run) if self._scheduler else None
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> None:
-        """Send `unavailable` for each command."""
+        """Send `unavailable` for each command. Hand the connection over after its last queued command if this server leads now."""
         role = self._read_role()
         leader = role.leader if isinstance(role, Following) else None
         reason = f"this server does not lead the namespace {self._namespace!r}; {_describe_leader(role)}"
@@ -89,18 +89,12 @@ class FollowerHandler:
                 is_unavailable = rejection.code == Code.UNAVAILABLE
                 connection.outbox.append(replies.error(rejection, leader if is_unavailable else None))
         connection.flush()
-        if not connection.input_queue:
-            self._on_all_rejected(connection)
-
-    def _on_all_rejected(self, connection: Peer) -> None:
-        """Complete the handover of a connection if this server leads now: its queued commands are all rejected.
-
-        Close the connection if the client has closed its sending side.
-        """
+        if connection.input_queue:
+            return
         awaiting = self._awaiting_handover.pop(connection, None)
         if awaiting is not None and self._leader_handler is not None:
             awaiting.handler = self._leader_handler
-        if connection.closing:
+        if connection.closing:  # the client has closed its sending side
             connection.finish()
 
 

@@ -149,7 +149,7 @@ class AdmissionControl(Generic[C]):
         return None
 
     def _release(self, address: str | None) -> None:
-        """Decrement the number of connections from an address. None: the connection was not counted."""
+        """Decrement the number of connections from an address. Do nothing for None: the connection was not counted."""
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:

@@ -26,10 +26,7 @@ class Machine:
     """The machine and the process in which a server runs."""
 
     def bind(self, host: str, port: int) -> socket.socket:
-        """Return a socket that is bound to an address but does not listen yet.
-
-        Raises OSError if the address is not available.
-        """
+        """Return a socket that is bound to an address but does not listen yet. Raises OSError if the address is in use."""
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

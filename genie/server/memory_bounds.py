@@ -77,7 +77,7 @@ class Bound:
 
     what: str
     setting: str | None
-    """The flat name of the setting; None: the limit is fixed."""
+    """The flat name of the setting; None if the limit is fixed."""
     value: int
     each: int
     per_namespace: bool = False

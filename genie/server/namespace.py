@@ -62,6 +62,7 @@ class Namespace:
         lock_order: LockOrder | None = None,
         history: History | None = None,
     ) -> None:
+        # More than 16 fields: the arguments, and the state of the role, which changes in this class only.
         self.name = name
         self.store = store
         self.stats = Stats()

@@ -326,6 +326,6 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
 
 
 def _visible_prefixes(connection: Outbound | None) -> tuple[str, ...] | None:
-    """Return the prefixes of the names whose notes the client of a connection may see; None: of all names."""
+    """Return the prefixes of the names whose notes the client of a connection may see; None if it may see all."""
     principal = None if connection is None else connection.principal
     return None if principal is None else principal.visible_prefixes

@@ -19,7 +19,7 @@ class BatchOutcome:
         self.durable = durable
         """Whether the changes of the batch are collected for a store."""
         self.changes: dict[int, Change] = {}
-        """Changes of the batch, by id of the request. None: delete the record."""
+        """Changes of the batch, by id of the request. None deletes the record."""
         self.stored_below = next_id
         """Upper bound of the ids in the store: a request with this id or a greater id was never stored."""
         self.dirty: list[Outbound] = []

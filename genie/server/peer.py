@@ -122,7 +122,7 @@ class Peer:
     def __init__(self) -> None:
         self.state = ConnectionState.AWAIT_HELLO
         self.principal: Principal | None = None
-        """The identity and permissions of the client. None: authentication is not required, everything is permitted."""
+        """The identity and permissions of the client. None if clients need no token: then everything is permitted."""
         self.session = Session(self)
         """The session of the connection. A `hello` may replace it with a session that has a key."""
         self.input_queue: InputQueue = deque()

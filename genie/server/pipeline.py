@@ -96,6 +96,7 @@ class Pipeline:
         store_timeout_s: float = 2.0,
         recorder: Recorder | None = None,
     ) -> None:
+        # More than 16 fields, because each read from a client checks several of them: a field of a field takes two look-ups.
         self.manager = manager
         self._clock = clock
         self._on_leadership_lost = on_leadership_lost
@@ -127,7 +128,7 @@ class Pipeline:
         """The lock manager's time of the last batch (ms)."""
         self._stopped = False
         self._drained: asyncio.Future[None] | None = None
-        """Done when nothing is queued or in flight. None: `drained` was not called."""
+        """Done when nothing is queued or in flight. None unless `drained` waits."""
 
     # -- input --------------------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ def reject_item(connection: Peer, item: Item, reason: str = STORE_UNAVAILABLE) -
 def unavailable(item: Item, reason: str) -> RequestRejected | None:
     """Return the error for an item that is not executed.
 
-    The error has the code `unavailable`, unless the line is malformed or the item is an error itself. None: the item is a
-    blank line or the end of input, which needs no error.
+    The error has the code `unavailable`, unless the line is malformed or the item is an error itself. A blank line and the
+    end of input need no error.
     """
     if isinstance(item, bytes):
         if not item or item.isspace():

@@ -60,7 +60,7 @@ LIGHT_BYTES = 4 << 10
 that sends few commands is served while many others flood the server."""
 
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
-"""Executes or rejects commands of a connection. Returns the item with which it has not finished; None: there is none."""
+"""Executes or rejects commands of a connection. Returns the item that is not finished, if there is one."""
 
 ENDINGS = ""
 """The name under which the ends of sessions wait in the third queue. No principal has this name."""

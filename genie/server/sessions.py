@@ -179,6 +179,7 @@ class Session:
         note: str | None = None,
         principal: str | None = None,
     ) -> None:
+        # More than 16 fields: each connection has a session, and each further object would take memory.
         self.connection = connection
         self.key = key
         self.timeout_ms = timeout_ms
@@ -202,9 +203,9 @@ class Session:
         """Live requests by id. With a key: all. Without a key: only requests that end with the session, because they wait or
         have `onDisconnect: release`."""
         self.ending: SessionEnd | None = None
-        """The requests that are still to be ended, because the session ends. None: the session does not end."""
+        """The requests that are still to be ended, while the session ends."""
         self.state_report: StateReport | None = None
-        """What the client is still to be sent after it has resumed the session. None: nothing."""
+        """What the client is still to be sent after it has resumed the session."""
         self.quiet = False
         """Whether `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None

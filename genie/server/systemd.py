@@ -28,7 +28,7 @@ class SystemdNotifier:
 
     Args:
         address: the socket's path; an abstract name begins with `@`.
-        watchdog_s: seconds without a WATCHDOG message after which systemd ends the server. None: no watchdog.
+        watchdog_s: seconds without a WATCHDOG message after which systemd ends the server; None without a watchdog.
         read_status: returns the current text of STATUS.
 
     """

@@ -110,7 +110,7 @@ def explore(
 
     The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
     is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
-    for the timeline as HTML. `progress` gets a line after each 100 seeds; None: nothing. Call it from a plain function.
+    for the timeline as HTML. `progress`, if it is not None, gets a line after each 100 seeds. Call it from a plain function.
     """
     __tracebackhide__ = True  # pytest shows the line of the test instead
     require_lupa()

@@ -22,7 +22,9 @@ def set_lock_order_rules(rules: str) -> None:
     """
     global _rules  # noqa: PLW0603 - one test run has one set of rules
     _rules = parse_rules(rules)
-    _forget()
+    for lock_order in _observed.values():
+        LockOrder.__init__(lock_order, _rules)  # in place, because servers that are running keep it
+    _reported.clear()
 
 
 def observed(namespaces: Iterable[str]) -> dict[str, LockOrder]:
@@ -46,13 +48,6 @@ def assert_lock_order() -> None:
         _reported[namespace] = len(lock_order.inversions.found)
     if lines:
         raise AssertionError("\n".join(("locks are taken in orders that can deadlock", *lines)))
-
-
-def _forget() -> None:
-    """Forget what was observed. Servers that are running keep their `LockOrder`, so it begins again in place."""
-    for lock_order in _observed.values():
-        LockOrder.__init__(lock_order, _rules)
-    _reported.clear()
 
 
 def _describe_inversion(inversion: Inversion) -> Iterator[str]:

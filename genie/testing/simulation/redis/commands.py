@@ -74,6 +74,8 @@ def encode_entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
 
 OK = Status(b"OK")
 
+_WRITES = {b"DEL", b"HDEL", b"HSET", b"SADD", b"SREM", b"UNLINK", b"XADD"}
+
 
 class Commands:
     """The keys, the scripts and the commands of one Redis."""
@@ -97,7 +99,7 @@ class Commands:
     def rejection(self, command: list[bytes]) -> Failure | None:
         """Return the error with which Redis rejects a command before it executes or queues it; None if it does not."""
         name = command[0].upper()
-        if name not in _COMMANDS:
+        if self._method(name) is None:
             self.unknown_commands.add(name)
             return Failure(f"ERR unknown command '{command[0].decode()}'")
         if name in _WRITES and self.read_only:
@@ -112,36 +114,40 @@ class Commands:
         rejection = self.rejection(command)
         if rejection is not None:
             raise rejection
-        name = command[0].upper()
-        method = _COMMANDS[name]
-        if name not in _WRITES:
-            return method(self, command)
+        method = self._method(command[0])
+        assert method is not None
         changes_before = self.keys.pending_change_count
-        reply = method(self, command)
+        reply = method(command)
         if self.keys.pending_change_count > changes_before:
             self._effects.append(command)
         return reply
 
+    def _method(self, name: bytes) -> Callable[[list[bytes]], object] | None:
+        """Return the method of a command, whose name is `do_` with the name of the command."""
+        return getattr(self, f"do_{name.decode().lower()}", None)
+
     # -- of the server itself -----------------------------------------------------------------------------
 
-    def _ok(self, _command: list[bytes]) -> object:
+    def do_auth(self, _command: list[bytes]) -> object:
         return OK
 
-    def _ping(self, _command: list[bytes]) -> object:
+    do_client = do_select = do_auth
+
+    def do_ping(self, _command: list[bytes]) -> object:
         return Status(b"PONG")
 
-    def role(self, _command: list[bytes]) -> object:
+    def do_role(self, _command: list[bytes]) -> object:
         """ROLE: a single Redis is a master without replicas."""
         return [b"master", 0, []]
 
-    def _info(self, _command: list[bytes]) -> object:
+    def do_info(self, _command: list[bytes]) -> object:
         return b"# Server\r\nredis_version:7.2.0\r\n"
 
-    def _config(self, command: list[bytes]) -> object:
+    def do_config(self, command: list[bytes]) -> object:
         settings = {b"appendonly": b"yes", b"maxmemory": b"0", b"maxmemory-policy": b"noeviction"}
         return {name: settings[name] for name in command[2:] if name in settings}
 
-    def _script(self, command: list[bytes]) -> object:
+    def do_script(self, command: list[bytes]) -> object:
         """SCRIPT FLUSH, or SCRIPT LOAD: return the SHA-1 of the script."""
         if command[1].upper() == b"FLUSH":
             self._scripts.clear()
@@ -150,12 +156,12 @@ class Commands:
         self._scripts[sha] = command[2]
         return sha
 
-    def _eval(self, command: list[bytes]) -> object:
+    def do_eval(self, command: list[bytes]) -> object:
         """EVAL: run a script, and cache it for EVALSHA."""
         self._scripts[sha1(command[1]).hexdigest().encode()] = command[1]  # noqa: S324
         return self._run(command[1], command)
 
-    def _evalsha(self, command: list[bytes]) -> object:
+    def do_evalsha(self, command: list[bytes]) -> object:
         """EVALSHA: run a cached script, which the command names by its SHA-1."""
         script = self._scripts.get(command[1])
         if script is None:
@@ -167,52 +173,54 @@ class Commands:
         keys_end = 3 + int(command[2])
         return script_runner().run(script, command[3:keys_end], command[keys_end:], self.execute)
 
-    def _hset(self, command: list[bytes]) -> object:
+    def do_hset(self, command: list[bytes]) -> object:
         """HSET key field value ...: return how many fields are new."""
         fields, values = command[2::2], command[3::2]
         if len(fields) != len(values) or not fields:
             raise Failure("ERR wrong number of arguments for 'hset' command")
         return sum(self.keys.set_field(command[1], field, value) for field, value in zip(fields, values, strict=True))
 
-    def _hdel(self, command: list[bytes]) -> object:
+    def do_hdel(self, command: list[bytes]) -> object:
         return sum(self.keys.remove_field(command[1], field) for field in command[2:])
 
-    def _hget(self, command: list[bytes]) -> object:
+    def do_hget(self, command: list[bytes]) -> object:
         return self.keys.hash(command[1]).get(command[2])
 
-    def _hmget(self, command: list[bytes]) -> object:
+    def do_hmget(self, command: list[bytes]) -> object:
         values = self.keys.hash(command[1])
         return [values.get(field) for field in command[2:]]
 
-    def _hgetall(self, command: list[bytes]) -> object:
+    def do_hgetall(self, command: list[bytes]) -> object:
         return dict(self.keys.hash(command[1]))
 
-    def _hlen(self, command: list[bytes]) -> object:
+    def do_hlen(self, command: list[bytes]) -> object:
         return len(self.keys.hash(command[1]))
 
-    def _hscan(self, command: list[bytes]) -> object:
+    def do_hscan(self, command: list[bytes]) -> object:
         """HSCAN: return the cursor 0, which ends the scan, and all fields and values at once."""
         return [b"0", [text for item in self.keys.hash(command[1]).items() for text in item]]
 
-    def _sadd(self, command: list[bytes]) -> object:
+    def do_sadd(self, command: list[bytes]) -> object:
         return sum(self.keys.set_field(command[1], member, None, kind=Members) for member in command[2:])
 
-    def _srem(self, command: list[bytes]) -> object:
+    def do_srem(self, command: list[bytes]) -> object:
         return sum(self.keys.remove_field(command[1], member) for member in command[2:])
 
-    def _smembers(self, command: list[bytes]) -> object:
+    def do_smembers(self, command: list[bytes]) -> object:
         return set(self.keys.set(command[1]))
 
-    def _sismember(self, command: list[bytes]) -> object:
+    def do_sismember(self, command: list[bytes]) -> object:
         return int(command[2] in self.keys.set(command[1]))
 
-    def _del(self, command: list[bytes]) -> object:
+    def do_del(self, command: list[bytes]) -> object:
         return sum(self.keys.delete(key) for key in command[1:])
 
-    def _exists(self, command: list[bytes]) -> object:
+    do_unlink = do_del
+
+    def do_exists(self, command: list[bytes]) -> object:
         return sum(key in self.keys for key in command[1:])
 
-    def _xadd(self, command: list[bytes]) -> object:
+    def do_xadd(self, command: list[bytes]) -> object:
         """XADD key [NOMKSTREAM] [MINID [~|=] id] id field value ...
 
         Returns the id, or None if NOMKSTREAM is given and the stream does not exist.
@@ -242,7 +250,7 @@ class Commands:
         del stream.entries[:excess]
         return b"%d-%d" % id_
 
-    def _xrange(self, command: list[bytes]) -> object:
+    def do_xrange(self, command: list[bytes]) -> object:
         """XRANGE key start end [COUNT count]: return the entries in ascending order."""
         stream = self.keys.stream(command[1])
         first, last = stream_id(command[2], 0), stream_id(command[3], 1 << 63)
@@ -250,7 +258,7 @@ class Commands:
         entries = [encode_entry(entry) for entry in stored if first <= entry[0] <= last]
         return entries[: int(command[5])] if len(command) > 4 else entries
 
-    def _xrevrange(self, command: list[bytes]) -> object:
+    def do_xrevrange(self, command: list[bytes]) -> object:
         """XREVRANGE key end start [COUNT count]: return the entries in descending order."""
         stream = self.keys.stream(command[1])
         last, first = stream_id(command[2], 1 << 63), stream_id(command[3], 0)
@@ -258,7 +266,7 @@ class Commands:
         entries = [encode_entry(entry) for entry in reversed(stored) if first <= entry[0] <= last]
         return entries[: int(command[5])] if len(command) > 4 else entries
 
-    def _xlen(self, command: list[bytes]) -> object:
+    def do_xlen(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
         return 0 if stream is None else len(stream.entries)
 
@@ -266,37 +274,3 @@ class Commands:
         """XREAD without BLOCK: return pairs of a stream and its newer entries; None if no stream has newer entries."""
         entries = StreamRead(self.keys, command).entries()
         return entries if entries is None else [list(item) for item in entries.items()]
-
-
-_COMMANDS: dict[bytes, Callable[[Commands, list[bytes]], object]] = {
-    b"AUTH": Commands._ok,
-    b"CLIENT": Commands._ok,
-    b"CONFIG": Commands._config,
-    b"DEL": Commands._del,
-    b"EVAL": Commands._eval,
-    b"EVALSHA": Commands._evalsha,
-    b"EXISTS": Commands._exists,
-    b"HDEL": Commands._hdel,
-    b"INFO": Commands._info,
-    b"ROLE": lambda redis, command: redis.role(command),
-    b"HGET": Commands._hget,
-    b"HGETALL": Commands._hgetall,
-    b"HLEN": Commands._hlen,
-    b"HMGET": Commands._hmget,
-    b"HSCAN": Commands._hscan,
-    b"HSET": Commands._hset,
-    b"PING": Commands._ping,
-    b"SADD": Commands._sadd,
-    b"SISMEMBER": Commands._sismember,
-    b"SCRIPT": Commands._script,
-    b"SELECT": Commands._ok,
-    b"SMEMBERS": Commands._smembers,
-    b"SREM": Commands._srem,
-    b"UNLINK": Commands._del,
-    b"XADD": Commands._xadd,
-    b"XLEN": Commands._xlen,
-    b"XRANGE": Commands._xrange,
-    b"XREVRANGE": Commands._xrevrange,
-}
-
-_WRITES = {b"DEL", b"HDEL", b"HSET", b"SADD", b"SREM", b"UNLINK", b"XADD"}

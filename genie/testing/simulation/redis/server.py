@@ -71,7 +71,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport.abort()
 
     def on_keys_changed(self, keys: set[bytes] | None) -> None:
-        """Note that keys were changed, by any client; None: perhaps all keys."""
+        """Note that keys were changed, by any client; for None, that all keys may have changed."""
         if self._watched if keys is None else self._watched & keys:
             self._is_dirty = True
 
@@ -271,7 +271,7 @@ class SimRedis(Commands):
         self.notify_watchers(None)
 
     def notify_watchers(self, keys: set[bytes] | None) -> None:
-        """Tell the connections that keys were changed; None: perhaps all keys."""
+        """Notify the connections that keys were changed; for None, that all keys may have changed."""
         for connection in self._connections:
             connection.on_keys_changed(keys)
 
