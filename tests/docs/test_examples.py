@@ -182,9 +182,13 @@ def commands(block: Block) -> list[tuple[int, str, list[str]]]:
     for number, line in enumerate(block.lines, block.line + 1):
         if line.startswith("$ "):
             found.append((number, line[2:], []))
+            continue
+        assert found, f"{block}: a console block begins with a command"
+        first, command, shown = found[-1]
+        if command.endswith("\\"):  # the command continues in this line
+            found[-1] = (first, f"{command}\n{line}", shown)
         else:
-            assert found, f"{block}: a console block begins with a command"
-            found[-1][2].append(line)
+            shown.append(line)
     assert found, f"{block} is empty"
     return found
 
