@@ -178,7 +178,9 @@ def server_hint(error: BaseException) -> str:
     """Return a suffix for the message of an error: how to start a server, if no program listens on the port."""
     if not isinstance(error, Unavailable) or "Connect call failed" not in str(error):
         return ""
-    return " (`genie serve` starts one; --host and --port choose another)"
+    ctx = click.get_current_context(silent=True)
+    prefix = "--admin-" if ctx is not None and "admin_port" in ctx.params else "--"
+    return f" (`genie serve` starts one; {prefix}host and {prefix}port choose another)"
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:
