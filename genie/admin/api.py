@@ -17,7 +17,7 @@ from genie.admin.history import HistorySearches
 from genie.admin.interfaces import NamespaceView, ServerView
 from genie.admin.models import JSON, ApiError, bad_request, encode_small
 from genie.admin.security import PRINCIPAL
-from genie.admin.throttle import Body, ResponseCache, WorkBudget, encode
+from genie.admin.throttle import Body, ResponseCache, encode
 from genie.core import LockManager
 from genie.errors import Code
 from genie.protocol import diagnostics, messages
@@ -169,11 +169,9 @@ def schema() -> bytes:
     problem = {"description": "The error, and what would be valid", **_json_content(ref_by_type[models.Problem])}
     paths: dict[str, Any] = {}
     for path, response_type in RESPONSES.items():
-        success = {"description": _first_doc_line(response_type), **_json_content(ref_by_type[response_type])}
-        operation: dict[str, Any] = {
-            "parameters": _parameters(path),
-            "responses": {"200": success, "default": problem},
-        }
+        description = (response_type.__doc__ or "").partition("\n")[0]
+        success = {"description": description, **_json_content(ref_by_type[response_type])}
+        operation: dict[str, Any] = {"parameters": _parameters(path), "responses": {"200": success, "default": problem}}
         if path == "/api/release":
             operation["requestBody"] = {"required": True, **_json_content(ref_by_type[models.Release])}
             paths[path] = {"post": operation}
@@ -190,33 +188,22 @@ def _json_content(ref: dict[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": ref}}}
 
 
-def _first_doc_line(model: type[models.ApiModel]) -> str:
-    """Return the first line of a type's docstring, which is the description of a response in the OpenAPI document."""
-    return (model.__doc__ or "").partition("\n")[0]
-
-
 def _parameters(path: str) -> list[dict[str, Any]]:
     """Return the OpenAPI descriptions of all parameters of a path."""
-    bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
-    description = "the namespace; by default the first of the server"
-    namespace = {"name": "namespace", "in": "query", "description": description, "schema": bounds}
-    return [*_specific_parameters(path), namespace]
-
-
-def _specific_parameters(path: str) -> list[dict[str, Any]]:
-    """Return the OpenAPI descriptions of the parameters of a path other than `?namespace=`.
-
-    These are the limit or the name of a resource; many paths have neither.
-    """
+    parameters: list[dict[str, Any]] = []
     if path in LIMITS:
         limit = LIMITS[path]
         bounds = {"type": "integer", "minimum": 1, "maximum": limit.maximum, "default": limit.default}
-        maximum = {"name": "limit", "in": "query", "description": f"maximum number of {limit.items}", "schema": bounds}
-        return [maximum, *([_SEARCH] if path == SEARCH_PATH else [])]
+        description = f"maximum number of {limit.items}"
+        parameters.append({"name": "limit", "in": "query", "description": description, "schema": bounds})
+    if path == SEARCH_PATH:
+        parameters.append(_SEARCH)
     if "{name}" in path:
         bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
-        return [{"name": "name", "in": "path", "required": True, "schema": bounds}]
-    return []
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": bounds})
+    bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
+    description = "the namespace; by default the first of the server"
+    return [*parameters, {"name": "namespace", "in": "query", "description": description, "schema": bounds}]
 
 
 # -- The handlers --------
@@ -242,6 +229,7 @@ class Api:
     def __init__(self, server: ServerView, cache: ResponseCache) -> None:
         self._server = server
         self._cache = cache
+        self._budget = cache.budget
         self._history_searches = HistorySearches()
         self._schema = schema()  # computed once, before the first request
 
@@ -386,10 +374,6 @@ class Api:
         raise ApiError(503, Code.UNAVAILABLE, reason, leader=view.leader)
 
     # -- shared by the handlers -----------------------------------------------------------------------------
-
-    @property
-    def _budget(self) -> WorkBudget:
-        return self._cache.budget
 
     def _namespace(self, request: web.Request) -> str:
         return read_namespace(request, self._server.namespaces)

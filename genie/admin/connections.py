@@ -12,7 +12,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, cast
+from typing import Final
 
 import structlog
 
@@ -53,7 +53,7 @@ class Admitted:
         self.deadline = deadline
         """Event-loop time at which the connection is closed."""
         self.is_busy = False
-        """Whether a request is being handled. Such a connection does not make room for another one."""
+        """A request is being handled, so the connection does not make room for another one."""
         self.task: asyncio.Task[None] | None = None
         """The task that sets up the transport, with the TLS handshake."""
         self.transport: asyncio.Transport | None = None
@@ -259,8 +259,3 @@ class AdminConnections:
             # The deadline is earlier once a running request ends: check again after at most the idle timeout.
             delay_s = min(remaining_s, IDLE_TIMEOUT_S)
             connection.timer = loop.call_later(delay_s, self._check_deadline, connection)
-
-
-def as_transport(transport: asyncio.BaseTransport) -> asyncio.Transport:
-    """Return the transport of a stream with its type."""
-    return cast("asyncio.Transport", transport)

@@ -12,7 +12,7 @@ import structlog
 from msgspec import UNSET
 
 from genie.admin import models
-from genie.admin.models import ApiError
+from genie.admin.models import ApiError, or_unset
 from genie.errors import Code
 from genie.history.search import Entry, Query, Result
 
@@ -38,9 +38,13 @@ class HistorySearches:
             raise ApiError(503, Code.UNAVAILABLE, "too many searches of the history at the same time; try again")
         self._running += 1
         try:
-            return _response(resource, await _search(directory, Query(resource=resource, limit=MAX_REQUESTS)))
+            result = await _search(directory, Query(resource=resource, limit=MAX_REQUESTS))
         finally:
             self._running -= 1
+        rows = [_past_request(entry) for entry in result.requests]
+        return models.History(
+            resource=resource, requests=rows, more=result.more, gaps=result.gaps, begins_at=result.begins_at
+        )
 
 
 async def _search(directory: Path, query: Query) -> Result:
@@ -67,31 +71,21 @@ async def _search(directory: Path, query: Query) -> Result:
     return msgspec.json.decode(output, type=Result)
 
 
-def _response(resource: str, result: Result) -> models.History:
-    return models.History(
-        resource=resource,
-        requests=[_past_request(entry) for entry in result.requests],
-        more=result.more,
-        gaps=result.gaps,
-        begins_at=result.begins_at,
-    )
-
-
 def _past_request(entry: Entry) -> models.PastRequest:
     return models.PastRequest(
         id=entry.id,
         resources=[f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared],
         resources_total=entry.resources_total,
         mode=entry.mode or "",
-        asked_at=UNSET if entry.asked_at is None else entry.asked_at,
-        granted_at=UNSET if entry.granted_at is None else entry.granted_at,
-        ended_at=UNSET if entry.ended_at is None else entry.ended_at,
-        record_ends_at=UNSET if entry.record_ends_at is None else entry.record_ends_at,
+        asked_at=or_unset(entry.asked_at),
+        granted_at=or_unset(entry.granted_at),
+        ended_at=or_unset(entry.ended_at),
+        record_ends_at=or_unset(entry.record_ends_at),
         reason=UNSET if entry.reason is None else str(entry.reason),
         fence=entry.fence or UNSET,
-        transaction_name=UNSET if entry.transaction is None else entry.transaction,
-        principal=UNSET if entry.client is None else entry.client,
-        note=UNSET if entry.note is None else entry.note,
+        transaction_name=or_unset(entry.transaction),
+        principal=or_unset(entry.client),
+        note=or_unset(entry.note),
         priority=entry.priority or UNSET,
         waited_for=[waiter.id for waiter in entry.waited_for],
     )

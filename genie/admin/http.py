@@ -16,7 +16,7 @@ import structlog
 from aiohttp import web
 
 from genie.admin.api import Api
-from genie.admin.connections import MAX_CONNECTIONS, AdminConnections, Admitted, as_transport
+from genie.admin.connections import MAX_CONNECTIONS, AdminConnections, Admitted
 from genie.admin.endpoints import HEALTH_PATHS, HealthEndpoints, MetricsEndpoint, PageFiles
 from genie.admin.interfaces import ServerView
 from genie.admin.models import DEFECT, JSON, MAX_BODY, ApiError, Problem, encode_small, error_middleware
@@ -46,7 +46,7 @@ class _Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle the end of the TLS handshake."""
-        if self._connections.opened(self.admitted, as_transport(transport)):
+        if self._connections.opened(self.admitted, cast("asyncio.Transport", transport)):
             super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -122,7 +122,7 @@ class AdminServer:
         guard = RequestGuard(
             get_access=lambda: self._server.access,
             host=self._server.settings.admin.host,
-            get_certificate_name=_certificate_name,
+            get_certificate_name=lambda request: certificate_name(request.get_extra_info("peercert")),
             on_unauthenticated=self._count_unauthorized,
         )
         guard.install(app)
@@ -147,7 +147,12 @@ class AdminServer:
         except web.RequestPayloadError:  # for example a chunk without its length
             raise ApiError(400, Code.BAD_REQUEST, "invalid HTTP request") from None
         if not self.connections.begin_request(connection):
-            response = await handler(request) if request.path in HEALTH_PATHS else _too_many_connections()
+            if request.path in HEALTH_PATHS:
+                response = await handler(request)
+            else:
+                message = f"{MAX_CONNECTIONS} connections have a request in progress; try again later"
+                body = encode_small(Problem(code=Code.TOO_MANY, message=message))
+                response = web.Response(status=503, body=body, content_type=JSON, headers={"Retry-After": "1"})
             response.force_close()
             return response
         try:
@@ -163,17 +168,6 @@ class AdminServer:
         await self.connections.close()
         if self._runner is not None:
             await self._runner.cleanup()
-
-
-def _certificate_name(request: web.Request) -> str | None:
-    """Return the name in the verified client certificate of a request; None if there is no certificate."""
-    return certificate_name(request.get_extra_info("peercert"))
-
-
-def _too_many_connections() -> web.Response:
-    message = f"{MAX_CONNECTIONS} connections have a request in progress; try again later"
-    body = encode_small(Problem(code=Code.TOO_MANY, message=message))
-    return web.Response(status=503, body=body, content_type=JSON, headers={"Retry-After": "1"})
 
 
 async def _disable_caching(_: web.Request, response: web.StreamResponse) -> None:

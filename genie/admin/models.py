@@ -7,7 +7,7 @@ are unix time in ms.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -16,9 +16,16 @@ from msgspec import UNSET, Struct, UnsetType
 
 from genie.errors import Code
 
+T = TypeVar("T")
+
 
 class ApiModel(Struct, rename="camel", omit_defaults=False, kw_only=True, gc=False):
     """Base of all request and response types."""
+
+
+def or_unset(value: T | None) -> T | UnsetType:
+    """Return a value of an optional field; UNSET, which omits the field, for None."""
+    return UNSET if value is None else value
 
 
 class HistogramData(ApiModel):
@@ -88,9 +95,9 @@ class State(ApiModel):
     store_unavailable_since: int | None
     """When the interruption of the store began (unix ms); None if there is none."""
     store_full: bool
-    """Whether the store is out of memory, so that the leader rejects requests."""
+    """The store is out of memory, so the leader rejects requests."""
     history: bool
-    """Whether this server records a history."""
+    """This server records a history."""
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
     locks_age: int | None
@@ -391,7 +398,7 @@ class History(ApiModel, kw_only=True):
     resource: str
     requests: list[PastRequest]
     more: bool
-    """Whether earlier requests were recorded, too."""
+    """Earlier requests were recorded, too."""
     gaps: int
     """In how many places events are missing, because the disk was too slow, or the history full."""
     begins_at: float | None

@@ -75,18 +75,12 @@ class RequestGuard:
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self.handle_if_allowed(request, handler)
+            PRINCIPAL.set(None)
+            error = self._check_request(request)
+            return await handler(request) if error is None else error
 
         app.middlewares.append(guarded)
         app.on_response_prepare.append(_add_headers)
-
-    async def handle_if_allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Return the response of the handler if the request is allowed, else an error response."""
-        PRINCIPAL.set(None)
-        error = self._check_request(request)
-        if error is not None:
-            return error
-        return await handler(request)
 
     def _check_request(self, request: web.Request) -> web.Response | None:
         """Return an error response if the request is not allowed, else None. Sets `PRINCIPAL`.

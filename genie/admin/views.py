@@ -10,14 +10,15 @@ import time
 from collections.abc import Collection, Iterator
 from heapq import heappush, heappushpop, nlargest
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
 from genie.admin import models
 from genie.admin.interfaces import ServerView
+from genie.admin.models import or_unset
 from genie.admin.throttle import WorkBudget
-from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, Wait, shown_note
+from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, shown_note
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.edges import Edge as OrderEdge
 from genie.core.lock_order.inversions import Inversion
@@ -73,9 +74,8 @@ async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[mod
         await budget.spend(LENGTH_WORK)
     await budget.pause()
     summaries = [_queue_summary(table, queue.resource, -queue.negated_since) for queue in sorted(longest, reverse=True)]
-    return [
-        summary for summary in summaries if summary.waiting
-    ], complete  # a queue may be empty by the time of its summary
+    # A queue may be empty by the time of its summary.
+    return [summary for summary in summaries if summary.waiting], complete
 
 
 async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tuple[dict[str, int], bool]:
@@ -165,7 +165,7 @@ async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.
             for blocker in blockers[: MAX_EDGES - len(edges)]:
                 blocking_request = table.find(blocker.id)
                 if blocking_request is not None and _add_node(nodes, blocking_request, max_nodes) is not None:
-                    edges.append(_edge(request.id, blocker))
+                    edges.append(models.Edge(waiter=request.id, blocker=blocker.id, **_blocking_fields(blocker)))
             await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
     shown_count = sum(1 for node in nodes.values() if node.state == "queued")
     # Shown requests may have ended in the meantime. The total must not be less than the number of shown requests.
@@ -184,29 +184,9 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
     """
     node = nodes.get(request.id)
     if node is None and len(nodes) < max_nodes:
-        node = nodes[request.id] = models.Node(
-            id=request.id,
-            state="held" if request.state is HELD else "queued",
-            since=int(request.since_unix_ms),
-            transaction_name=UNSET if request.transaction is None else request.transaction,
-            note=UNSET if (note := shown_note(request)) is None else note,
-            traceparent=UNSET if (traceparent := request.context.traceparent) is None else traceparent,
-            resources=_resource_names(request),
-            resources_total=_resource_count(request),
-        )
+        state = "held" if request.state is HELD else "queued"
+        node = nodes[request.id] = models.Node(state=state, **_request_fields(request))
     return node
-
-
-def _edge(waiter: int, blocker: Blocker) -> models.Edge:
-    """Return the edge of the wait-for graph from the waiting request with the id `waiter` to one of its blockers."""
-    return models.Edge(
-        waiter=waiter,
-        blocker=blocker.id,
-        resource=blocker.resource,
-        mode=blocker.mode,
-        state="held" if blocker.held else "queued",
-        since=blocker.since_unix_ms,
-    )
 
 
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
@@ -292,43 +272,44 @@ def _matches(request: Request, wanted: str) -> bool:
 def _request_row(request: Request, now: float) -> models.Row:
     """Convert a held or waiting request to its response type. `now` is the time of the lock manager (ms)."""
     return models.Row(
-        id=request.id,
-        resources=_resource_names(request),
-        resources_total=_resource_count(request),
         priority=request.priority,
-        since=int(request.since_unix_ms),
         expires_in=UNSET if request.deadline >= NEVER else expires_in_ms(request, now),
-        transaction_name=UNSET if request.transaction is None else request.transaction,
-        note=UNSET if (note := shown_note(request)) is None else note,
-        traceparent=UNSET if (traceparent := request.context.traceparent) is None else traceparent,
         fence=request.fence or UNSET,
+        **_request_fields(request),
     )
+
+
+def _request_fields(request: Request) -> dict[str, Any]:
+    """Return the fields that every response has of a request. Of its resources it has the first `MAX_LISTED_RESOURCES`."""
+    return {
+        "id": request.id,
+        "resources": [
+            f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}"
+            for name, exclusive in islice(request.modes(), MAX_LISTED_RESOURCES)
+        ],
+        "resources_total": len(request.exclusive) + len(request.shared),
+        "since": int(request.since_unix_ms),
+        "transaction_name": or_unset(request.transaction),
+        "note": or_unset(shown_note(request)),
+        "traceparent": or_unset(request.context.traceparent),
+    }
 
 
 def _blocker(blocker: Blocker) -> models.Blocker:
     """Convert a blocker to its response type."""
     return models.Blocker(
         id=blocker.id,
-        resource=blocker.resource,
-        mode=blocker.mode,
-        state="held" if blocker.held else "queued",
-        since=blocker.since_unix_ms,
-        transaction_name=UNSET if blocker.transaction is None else blocker.transaction,
-        note=UNSET if blocker.context.note is None else blocker.context.note,
-        traceparent=UNSET if blocker.context.traceparent is None else blocker.context.traceparent,
+        transaction_name=or_unset(blocker.transaction),
+        note=or_unset(blocker.context.note),
+        traceparent=or_unset(blocker.context.traceparent),
+        **_blocking_fields(blocker),
     )
 
 
-def _resource_names(request: Request) -> list[str]:
-    """Return the first resources of a request as `MODE:NAME`, at most `MAX_LISTED_RESOURCES`."""
-    return [
-        f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}"
-        for name, exclusive in islice(request.modes(), MAX_LISTED_RESOURCES)
-    ]
-
-
-def _resource_count(request: Request) -> int:
-    return len(request.exclusive) + len(request.shared)
+def _blocking_fields(blocker: Blocker) -> dict[str, Any]:
+    """Return what a request blocks another one with, and since when (unix ms)."""
+    state = "held" if blocker.held else "queued"
+    return {"resource": blocker.resource, "mode": blocker.mode, "state": state, "since": blocker.since_unix_ms}
 
 
 # -- `/api/state`, `/api/hot`, `/api/deadlocks`, `/api/order`: from the statistics --------
@@ -504,8 +485,8 @@ def _order_edge(edge: OrderEdge) -> models.OrderEdge:
             transaction_name=example.transaction,
             held=example.held,
             asked=example.asked,
-            principal=UNSET if example.context.principal is None else example.context.principal,
-            note=UNSET if example.context.note is None else example.context.note,
+            principal=or_unset(example.context.principal),
+            note=or_unset(example.context.note),
         ),
     )
 
@@ -518,17 +499,15 @@ def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
         id=deadlock.id,
         transaction_name=deadlock.transaction,
         cycle=[str(owner) for owner in deadlock.cycle.owners[:MAX_STEPS]],
-        waits=[_step(wait) for wait in waits[:MAX_STEPS]],
+        waits=[
+            models.Step(
+                resource=wait.resource,
+                waiter=wait.waiter,
+                holder=wait.holder,
+                note=or_unset(wait.context.note),
+                traceparent=or_unset(wait.context.traceparent),
+            )
+            for wait in waits[:MAX_STEPS]
+        ],
         steps_total=len(waits),
-    )
-
-
-def _step(wait: Wait) -> models.Step:
-    """Convert one wait of a deadlock cycle to its response type."""
-    return models.Step(
-        resource=wait.resource,
-        waiter=wait.waiter,
-        holder=wait.holder,
-        note=UNSET if wait.context.note is None else wait.context.note,
-        traceparent=UNSET if wait.context.traceparent is None else wait.context.traceparent,
     )

@@ -111,7 +111,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.measuring = False
-        """Whether durations are recorded. Errors are always counted."""
+        """Durations are recorded. Errors are always counted."""
         self.to_locked = Histogram()
         """Durations from sending a request to reading `locked`, of completed cycles."""
         self.to_released = Histogram()
@@ -132,7 +132,7 @@ class _Slot:
         self.locked_at_ns = 0
         """0 until the request is granted."""
         self.releasing = False
-        """Whether the release has been sent."""
+        """The release has been sent."""
 
 
 class LoadConnection:
@@ -153,13 +153,12 @@ class LoadConnection:
         self._rejected_release_ids: list[int] = []
         """Ids of requests whose release the server rejected. The next `tick` sends their releases again."""
         self.stopping = False
-        """Whether `stop` was called. Further cycles are not started."""
+        """`stop` was called, so no further cycles are started."""
         self.protocol_error = ""
         """Description of invalid input, after which the connection is unusable."""
         self.rejection = ""
         """The last error before the server has accepted a request, e.g. a missing token; empty after that."""
         self._has_accepted_request = False
-        """Whether the server has accepted a request."""
 
     @property
     def unfinished_count(self) -> int:
@@ -203,30 +202,23 @@ class LoadConnection:
         """
         match message:
             case messages.Queued():
-                self._on_queued(message.payload.id, commands)
+                if not self._unacknowledged_slots:
+                    raise ValueError("a reply to a request that was not sent")
+                self._has_accepted_request = True
+                self.rejection = ""
+                id_ = message.payload.id  # that of the oldest unacknowledged request: the server replies in order
+                slot = self._slot_by_request_id[id_] = self._unacknowledged_slots.popleft()
+                if self.stopping:
+                    commands.append(self._start_release(id_, slot))
             case messages.Locked():
-                self._on_locked(message.payload.id, now_ns, commands)
+                locked = self._slot_by_request_id.get(message.payload.id)
+                if locked is not None and not locked.releasing:
+                    locked.locked_at_ns = now_ns
+                    commands.append(self._start_release(message.payload.id, locked))
             case messages.Released():
                 self._on_released(message.payload, now_ns, commands)
             case messages.Error():
                 self._on_error(message.payload)
-
-    def _on_queued(self, id_: int, commands: list[bytes]) -> None:
-        """Assign the id to the oldest unacknowledged request, because the server replies in order."""
-        if not self._unacknowledged_slots:
-            raise ValueError("a reply to a request that was not sent")
-        self._has_accepted_request = True
-        self.rejection = ""
-        slot = self._slot_by_request_id[id_] = self._unacknowledged_slots.popleft()
-        if self.stopping:
-            commands.append(self._start_release(id_, slot))
-
-    def _on_locked(self, id_: int, now_ns: int, commands: list[bytes]) -> None:
-        """Record the time of the grant, and release the lock immediately."""
-        slot = self._slot_by_request_id.get(id_)
-        if slot is not None and not slot.releasing:
-            slot.locked_at_ns = now_ns
-            commands.append(self._start_release(id_, slot))
 
     def _on_released(self, released: messages.Released.Payload, now_ns: int, commands: list[bytes]) -> None:
         """Complete a cycle of a slot and start the next cycle.

@@ -90,7 +90,7 @@ class Phase:
     locks: int = field(default=1, metadata={"min": 1, "max": 100})
     """Number of resources that a transaction locks."""
     one_by_one: bool = False
-    """Whether a transaction locks its resources by one request each, in random order, so that deadlocks are possible."""
+    """A transaction locks its resources by one request each, in random order, so that deadlocks are possible."""
     hold_ms: float = field(default=1, metadata={"min": 0, "max": 60_000})
     """Time between the last grant and the release."""
     priorities: int = field(default=1, metadata={"min": 1, "max": 100})
@@ -216,7 +216,7 @@ class _Load:
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"
         self._indexes = range(phase.resources)
         self._weights = list(accumulate((index + 1) ** -phase.skew for index in self._indexes))
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
 
     async def run(self) -> PhaseResult:
         """Run the load for the duration of the phase."""
@@ -252,12 +252,9 @@ class _Load:
                 continue
             client = self._clients[count % len(self._clients)]
             count += 1
-            task = asyncio.create_task(self._start(client, int(due * 1e9)))
+            task = asyncio.create_task(self._transact(client, int(due * 1e9)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    async def _start(self, client: aio.Client, arrived_ns: int) -> None:
-        await self._transact(client, arrived_ns)
 
     async def _transact(self, client: aio.Client, arrived_ns: int) -> bool:
         """Execute a transaction, and count its outcome. Return False after an error that is no timeout or deadlock."""

@@ -54,7 +54,7 @@ class BenchOptions:
     """Time limit for opening all connections, and for releasing all locks at the end."""
     parameters: WorkloadParameters
     namespace: str | None = None
-    """Namespace of the locks; None: the first namespace of the server."""
+    """Namespace of the locks, by default the first of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class _LoadProtocol(asyncio.Protocol):
     def __init__(self, connection: LoadConnection, runner: LoadRunner) -> None:
         self.connection = connection
         self.closing = False
-        """Whether this process closes the connection. The end of the connection is then not an error."""
+        """This process closes the connection, so the end of the connection is not an error."""
         self._runner = runner
         self._transport: asyncio.Transport | None = None
 
@@ -204,7 +204,14 @@ class LoadRunner:
                     self._options.warm_up_s, on_tick=lambda _elapsed_s: self._on_progress(workload, None, 0)
                 )
             if self.protocols and not self.interrupt_count:
-                measured_s, cpu_s = await self._measure(workload)
+                started_s, cpu_started_s = time.perf_counter(), time.process_time()
+                tally.measuring = True
+                await self._generate_load(
+                    self._options.measure_s,
+                    on_tick=lambda elapsed_s: self._on_progress(workload, elapsed_s, tally.to_released.count),
+                )
+                tally.measuring = False
+                measured_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_started_s
             connections = len(self.protocols)
             connection_error = "" if self.protocols or self.interrupt_count else self._connection_error
             await self._release_all()
@@ -266,18 +273,6 @@ class LoadRunner:
         for connection_or_error in await asyncio.gather(*attempts, return_exceptions=True):
             if isinstance(connection_or_error, BaseException):
                 raise connection_or_error
-
-    async def _measure(self, workload: str) -> tuple[float, float]:
-        """Record durations for the configured time; return the elapsed time and the CPU time, in seconds."""
-        tally = self._tally
-        started_s, cpu_started_s = time.perf_counter(), time.process_time()
-        tally.measuring = True
-        await self._generate_load(
-            self._options.measure_s,
-            on_tick=lambda elapsed_s: self._on_progress(workload, elapsed_s, tally.to_released.count),
-        )
-        tally.measuring = False
-        return time.perf_counter() - started_s, time.process_time() - cpu_started_s
 
     async def _generate_load(self, seconds: float, on_tick: Callable[[float], None]) -> None:
         """Serve the connections for some seconds. Ends early after an interrupt, or when no connection is left.

@@ -7,8 +7,8 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,16 +18,17 @@ from click.core import ParameterSource
 from genie import build
 from genie.bench.generator import WORKLOADS, WorkloadParameters
 from genie.bench.histogram import Histogram
-from genie.bench.profiles import BUILT_IN, Phase, PhaseResult, load, run_phase
+from genie.bench.profiles import BUILT_IN, PhaseResult, load, run_phase
 from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
-from genie.cli.options import INTERRUPTED, InvalidArgument, WholeNumber, json_option, seconds
-from genie.cli.output import print_json, print_lines
+from genie.cli.options import INTERRUPTED, InvalidArgument, WholeNumber, json_option, run_on_uvloop, seconds
+from genie.cli.output import print_lines
 from genie.cli.query import QueriedServer, Querier, server_query
 from genie.client import aio
 from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
+from genie.text import printable_json
 
 BUSY_CPU_PERCENT = 90
 """CPU usage, as displayed, from which the client is reported as the bottleneck."""
@@ -43,17 +44,16 @@ MIN_MS_DISPLAY_NS = 999_500
 CLEAR_LINE = "\r\x1b[K"
 
 
-def show_progress(workload: str, elapsed_s: float | None, cycles: int) -> None:
-    """Overwrite the progress line on stderr, which must be a terminal. `elapsed_s` is None during the warm-up."""
+def _write_progress(text: str) -> None:
+    """Overwrite the progress line on stderr, which must be a terminal."""
+    sys.stderr.write(f"{CLEAR_LINE}{text}")
+    sys.stderr.flush()
+
+
+def _show_progress(workload: str, elapsed_s: float | None, cycles: int) -> None:
+    """Show the progress of a workload. `elapsed_s` is None during the warm-up."""
     progress = "warming up" if elapsed_s is None else f"{elapsed_s:.1f} s, {cycles / elapsed_s:,.0f} cycles/s"
-    sys.stderr.write(f"{CLEAR_LINE}{workload}: {progress}")
-    sys.stderr.flush()
-
-
-def clear_progress() -> None:
-    """Erase the progress line."""
-    sys.stderr.write(CLEAR_LINE)
-    sys.stderr.flush()
+    _write_progress(f"{workload}: {progress}")
 
 
 def header_lines(options: BenchOptions, server: str) -> list[str]:
@@ -66,9 +66,9 @@ def header_lines(options: BenchOptions, server: str) -> list[str]:
     ]
 
 
-def format_errors(result: Result) -> str:
+def _format_errors(errors: Mapping[str, int]) -> str:
     """Return the number of errors by name, or `none`."""
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(result.tally.errors.items())) or "none"
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(errors.items())) or "none"
 
 
 def result_lines(result: Result, options: BenchOptions) -> list[str]:
@@ -82,7 +82,7 @@ def result_lines(result: Result, options: BenchOptions) -> list[str]:
         rate += f", connections: {result.connections:,} of {options.connections:,}"
     cpu_percent = round(result.client_cpu_percent)
     bottleneck = ": the client is the bottleneck" if cpu_percent >= BUSY_CPU_PERCENT else ""
-    summary = f"{rate}, errors: {format_errors(result)}, client CPU: {cpu_percent} %{bottleneck}"
+    summary = f"{rate}, errors: {_format_errors(tally.errors)}, client CPU: {cpu_percent} %{bottleneck}"
     rows = [
         [name, *(_format_ns(ns) for ns in (*_quantiles_ns(histogram), histogram.max_ns))]
         for name, histogram in (("locked", tally.to_locked), ("released", tally.to_released))
@@ -251,15 +251,11 @@ def bench(
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
     address, build_of_server = server.query(_find_leader)
     bench_options = BenchOptions(
-        address=address,
-        namespace=server.namespace,
-        timeout_s=server.timeout_s,
-        parameters=parameters,
-        **options,
+        address=address, namespace=server.namespace, timeout_s=server.timeout_s, parameters=parameters, **options
     )
     unique_workloads = list(dict.fromkeys(workloads))
     session = _Session(bench_options, build_of_server, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
-    _run_event_loop(session.run())
+    run_on_uvloop(session.run())
     session.finish()
 
 
@@ -271,11 +267,10 @@ async def _find_leader(client: Querier) -> tuple[Address, str]:
     return client.address, client.server
 
 
-@contextmanager
-def _failed_writes() -> Iterator[None]:
-    """Convert the error of a failed write to stdout, for example to a full disk, into ClickException: a one-line error."""
+def _print(*lines: str) -> None:
+    """Print lines. Raises ClickException, a one-line error, if stdout cannot be written, for example to a full disk."""
     try:
-        yield
+        print_lines(*lines)
     except BrokenPipeError:
         raise  # click exits without a message
     except OSError as error:
@@ -285,25 +280,8 @@ def _failed_writes() -> Iterator[None]:
         raise click.ClickException(f"cannot write the result: {error.strerror}") from None
 
 
-def _print_lines(lines: Iterable[str]) -> None:
-    with _failed_writes():
-        print_lines(*lines)
-
-
-def _print_json(document: bytes) -> None:
-    with _failed_writes():
-        print_json(document)
-
-
-def _run_event_loop(session: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine in a new event loop. The loop is that of uvloop if uvloop is installed, else that of asyncio."""
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        asyncio.run(session)
-    else:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(session)
+def _print_json(document: dict[str, Any]) -> None:
+    _print(printable_json(codec.dumps(document)).decode())
 
 
 @dataclass(slots=True)
@@ -321,12 +299,12 @@ class _Session:
     async def run(self) -> None:
         """Run the workloads in order, and stop after an interrupt or a failure. `finish` reports the failure."""
         on_terminal = sys.stderr.isatty()
-        runner = LoadRunner(self.options, on_progress=show_progress if on_terminal else lambda *_: None)
+        runner = LoadRunner(self.options, on_progress=_show_progress if on_terminal else lambda *_: None)
         # A shell script starts background jobs with SIGINT ignored. Keep ignoring SIGINT then.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
-            _print_lines(header_lines(self.options, self.server))
+            _print(*header_lines(self.options, self.server))
         for workload in self.workloads:
             try:
                 result = await runner.run(workload)
@@ -335,7 +313,7 @@ class _Session:
                 return
             finally:
                 if on_terminal:
-                    clear_progress()
+                    _write_progress("")
             self._add_result(result)
             self.interrupted = runner.interrupt_count > 0
             if self.interrupted or self.failure is not None:
@@ -349,7 +327,7 @@ class _Session:
         if result.measured_s:
             self.results.append(result)
             if not self.as_json:
-                _print_lines(result_lines(result, self.options))
+                _print(*result_lines(result, self.options))
         if result.connection_error:
             self.failure = ConnectionLost(
                 f"lost all connections to {format_address(self.options.address)}: {result.connection_error}"
@@ -361,9 +339,7 @@ class _Session:
         Raises the recorded failure, SystemExit after an interrupt, or an error if a result has no cycles or has errors.
         """
         if self.as_json:
-            _print_json(
-                codec.dumps(json_document(self.options, self.server, self.results, interrupted=self.interrupted))
-            )
+            _print_json(json_document(self.options, self.server, self.results, interrupted=self.interrupted))
         if self.failure is not None:
             raise self.failure
         if self.interrupted:
@@ -371,7 +347,11 @@ class _Session:
         without_cycles = [result.workload for result in self.results if not result.cycles]
         if without_cycles:
             raise Unavailable(f"no result for {', '.join(without_cycles)}: no cycle completed in the measured time")
-        errors = [f"{result.workload}: {format_errors(result)}" for result in self.results if result.tally.errors]
+        errors = [
+            f"{result.workload}: {_format_errors(result.tally.errors)}"
+            for result in self.results
+            if result.tally.errors
+        ]
         if errors:
             raise click.ClickException(f"errors occurred: {'; '.join(errors)}")
 
@@ -414,28 +394,25 @@ def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
             response_timeout=server.timeout_s,
         )
 
+    async def run_phases() -> None:
+        for phase in phases:
+            results.append(await run_phase(phase, connect))  # noqa: PERF401 - an interrupt keeps the results so far
+
     try:
-        _run_event_loop(_run_phases(phases, results, connect))
+        run_on_uvloop(run_phases())
     except KeyboardInterrupt:
         interrupted = True
     if as_json:
         rows = [_json_phase(result) for result in results]
-        _print_json(codec.dumps({"profile": profile, "interrupted": interrupted, "phases": rows}))
+        _print_json({"profile": profile, "interrupted": interrupted, "phases": rows})
     else:
         rows_of_text = [_phase_row(result) for result in results]
-        _print_lines(table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS))))
+        _print(*table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS))))
     if interrupted:
         raise SystemExit(INTERRUPTED)
-    errors = [f"{result.phase.name}: {_format_counts(result)}" for result in results if result.errors]
+    errors = [f"{result.phase.name}: {_format_errors(result.errors)}" for result in results if result.errors]
     if errors:
         raise click.ClickException(f"errors occurred: {'; '.join(errors)}")
-
-
-async def _run_phases(phases: list[Phase], results: list[PhaseResult], connect: Callable[[], aio.Client]) -> None:
-    """Run the phases in order, and append their results to `results`, which has those before an interrupt, too."""
-    for phase in phases:
-        result = await run_phase(phase, connect)
-        results.append(result)
 
 
 def _phase_row(result: PhaseResult) -> list[str]:
@@ -460,7 +437,3 @@ def _json_phase(result: PhaseResult) -> dict[str, Any]:
         "dropped": result.dropped,
         "errors": dict(result.errors),
     }
-
-
-def _format_counts(result: PhaseResult) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in sorted(result.errors.items()))

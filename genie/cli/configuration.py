@@ -46,7 +46,7 @@ class Configuration:
         """The values of the command line, the environment and the defaults."""
         self._sources = {name: ctx.get_parameter_source(name) for name in options}
         self.path: str | None = self._given.pop("config", None)
-        """The path of the file; None: there is no file."""
+        """The path of the file, if there is one."""
         self.origins: dict[str, str] = {}
         """By the name of a setting: the option, the variable or the key of the file that has set it, or `default`."""
 
@@ -160,8 +160,7 @@ def _unknown(key: str, value: object, by_key: Mapping[str, click.Parameter]) -> 
         hint = f"did you mean [{near[0]}]?" if near else f"the sections are {', '.join(f'[{name}]' for name in GROUPS)}"
         return f"[{key}]: unknown section; {hint}"
     # A key may be written in the wrong section, by the name of its option, or with hyphens.
-    candidates = {name: name for known in by_key for name in [known]}
-    candidates |= {str(param.name): known for known, param in by_key.items()}
+    candidates = {known: known for known in by_key} | {str(param.name): known for known, param in by_key.items()}
     for known in by_key:
         candidates.setdefault(known.rpartition(".")[2], known)
     written = key.replace("-", "_")

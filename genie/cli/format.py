@@ -279,12 +279,12 @@ def _table_width(widths: Sequence[int], shown: Sequence[int]) -> int:
     return sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1)
 
 
-def wrap_items(items: Sequence[str], max_width: int, gap: str = GAP) -> list[str]:
+def wrap_items(items: Sequence[str], max_width: int) -> list[str]:
     """Join items into lines of at most `max_width` terminal columns. An item is not broken; if too long, it is truncated."""
     lines: list[str] = []
     for item in map(printable, items):
-        if lines and width(lines[-1]) + len(gap) + width(item) <= max_width:
-            lines[-1] += gap + item
+        if lines and width(lines[-1]) + len(GAP) + width(item) <= max_width:
+            lines[-1] += GAP + item
         else:
             lines.append(clip(item, max_width))
     return lines

@@ -323,6 +323,16 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
+def run_on_uvloop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a new event loop: that of uvloop if it is installed, else that of asyncio."""
+    try:
+        import uvloop  # noqa: PLC0415 - not on every platform
+    except ImportError:
+        return asyncio.run(coroutine)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(coroutine)
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of an error in one line, with the source of a rejected token, or how to start a missing server."""
     text = printable(" ".join(str(error).split())) or type(error).__name__

@@ -15,8 +15,9 @@ import msgspec
 
 from genie.cli.format import duration, table
 from genie.cli.history import UNITS_S, TimeType, format_time, history_dir_option, read_window
-from genie.cli.options import WholeNumber, bare_name, json_option, namespace_option
-from genie.cli.output import print_json, print_lines
+from genie.cli.options import WholeNumber, bare_name, namespace_option
+from genie.cli.output import print_lines
+from genie.cli.query import Output, output_options
 from genie.config import NAMESPACE
 from genie.history.records import WHY_MISSING, Gap, Line, UnreadableHistory
 from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooManyRequests, UnknownState, what_if
@@ -27,77 +28,54 @@ from genie.text import printable
 
 INDENT = " " * 14
 MAX_STEPS = 10_000
+WHAT_IF_HELP = "What to change, and compare."
+OF_HELP = "Which requests to change."
+LIMIT_HELP = "Maximum number of steps that are shown, the first."
 SELECTORS = ("transaction", "resource", "client")
 TIMEOUTS = {"queue-timeout": "queue_timeout_ms", "transaction-timeout": "transaction_timeout_ms"}
 
 
-class ChangeType(click.ParamType[tuple[str, Any]]):
-    """One change of `--what-if`: the name of a field of `Change`, and its value."""
-
-    name = "change"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """Convert `priority=5`, `queue-timeout=30s`, `transaction-timeout=1m` or `removed`."""
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        name, _, text = value.partition("=")
-        with contextlib.suppress(ValueError):  # reported below
-            if value == "removed":
-                return "remove", True
-            if name == "priority" and abs(float(text)) <= MAX_PRIORITY:
-                return "priority", float(text)
-            if name in TIMEOUTS and text and text[-1] in UNITS_S:
-                timeout_ms = float(text[:-1]) * UNITS_S[text[-1]] * 1000
-                if 0 <= timeout_ms <= MAX_TIMEOUT_MS:
-                    return TIMEOUTS[name], timeout_ms
-        return self.fail(
-            f"{value!r}: use priority=NUMBER, queue-timeout=30s, transaction-timeout=1m or removed", param, ctx
-        )
+def _parse_change(text: str) -> tuple[str, Any]:
+    """Return a change of `--what-if` as the name of a field of `Change`, and its value. Raises click.BadParameter."""
+    name, _, value = text.partition("=")
+    with contextlib.suppress(ValueError):  # reported below
+        if text == "removed":
+            return "remove", True
+        if name == "priority" and abs(float(value)) <= MAX_PRIORITY:
+            return "priority", float(value)
+        if name in TIMEOUTS and value and value[-1] in UNITS_S:
+            timeout_ms = float(value[:-1]) * UNITS_S[value[-1]] * 1000
+            if 0 <= timeout_ms <= MAX_TIMEOUT_MS:
+                return TIMEOUTS[name], timeout_ms
+    raise click.BadParameter(f"{text!r}: use priority=NUMBER, queue-timeout=30s, transaction-timeout=1m or removed")
 
 
-class SelectorType(click.ParamType[tuple[str, str]]):
-    """A selector of `--of`: what is compared, and the pattern."""
-
-    name = "selector"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Convert `transaction=transfer-*`, and likewise for a resource and a client."""
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        name, separator, pattern = value.partition("=")
-        if name not in SELECTORS or not separator or not pattern:
-            self.fail(f"{value!r}: use transaction=PATTERN, resource=PATTERN or client=PATTERN", param, ctx)
-        return name, pattern
+def _parse_selector(text: str) -> tuple[str, str]:
+    """Return a selector of `--of`, such as `transaction=transfer-*`: the field, and the pattern. Raises click.BadParameter."""
+    name, _, pattern = text.partition("=")
+    if name not in SELECTORS or not pattern:
+        raise click.BadParameter(f"{text!r}: use transaction=PATTERN, resource=PATTERN or client=PATTERN")
+    return name, pattern
 
 
 @click.command()
 @click.argument("resource", required=False)
 @click.option("--since", type=TimeType(), metavar="TIME", help="Begin: 14:03, an ISO time, or 10m (ago).")
 @click.option("--until", type=TimeType(), metavar="TIME", help="End.")
-@click.option(
-    "--what-if", "changes", type=ChangeType(), multiple=True, metavar="CHANGE", help="What to change, and compare."
-)
-@click.option(
-    "--of", "selectors", type=SelectorType(), multiple=True, metavar="SELECTOR", help="Which requests to change."
-)
-@click.option(
-    "--limit",
-    type=WholeNumber(0, MAX_STEPS),
-    default=100,
-    show_default=True,
-    help="Maximum number of steps that are shown, the first.",
-)
-@json_option
+@click.option("--what-if", "changes", type=_parse_change, multiple=True, metavar="CHANGE", help=WHAT_IF_HELP)
+@click.option("--of", "selectors", type=_parse_selector, multiple=True, metavar="SELECTOR", help=OF_HELP)
+@click.option("--limit", type=WholeNumber(0, MAX_STEPS), default=100, show_default=True, help=LIMIT_HELP)
+@output_options(wide=False)
 @history_dir_option
 @namespace_option
 def replay(
+    output: Output,
     resource: str | None,
     since: float | None,
     until: float | None,
     changes: tuple[tuple[str, Any], ...],
     selectors: tuple[tuple[str, str], ...],
     limit: int,
-    as_json: bool,
     history_dir: Path,
     namespace: str | None,
 ) -> None:
@@ -122,10 +100,10 @@ def replay(
     try:
         if changes:
             fields: dict[str, Any] = dict(selectors) | dict(changes)
-            _compare(recorded_terms(directory, begin, end), begin, Change(**fields), as_json=as_json)
+            _compare(recorded_terms(directory, begin, end), begin, Change(**fields), output)
         else:
             name = None if resource is None else bare_name(resource)
-            _repeat(recorded_terms(directory, begin, end), begin, name, limit, as_json=as_json)
+            _repeat(recorded_terms(directory, begin, end), begin, name, limit, output)
     except (Diverged, UnknownState) as error:
         raise click.ClickException(_failure(error)) from None
     except TooManyRequests as error:
@@ -146,7 +124,7 @@ def _failure(error: Diverged | UnknownState) -> str:
     )
 
 
-def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, as_json: bool) -> None:
+def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, output: Output) -> None:
     """Simulate a change, and print both outcomes."""
     gaps = 0
 
@@ -156,17 +134,11 @@ def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, *, a
             gaps += isinstance(line, Gap)
             yield line
 
-    recorded, simulated = what_if(count_gaps(chain.from_iterable(terms)), begin, change)
-    if as_json:
-        both = {"recorded": _summary(recorded), "simulated": _summary(simulated), "gaps": gaps}
-        print_json(msgspec.json.encode(both))
-    else:
-        print_lines(*_comparison(recorded, simulated))
-        if gaps:
-            print_lines(f"Events are missing in {gaps:,} places, {WHY_MISSING}.")
+    recorded, simulated = map(_summary, what_if(count_gaps(chain.from_iterable(terms)), begin, change))
+    output.print({"recorded": recorded, "simulated": simulated, "gaps": gaps}, _comparison_lines)
 
 
-def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, *, as_json: bool) -> None:
+def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, output: Output) -> None:
     """Repeat what is recorded, and print the first steps, or those of one resource."""
     steps: list[Step] = []
     total = grants = ends = 0
@@ -186,35 +158,29 @@ def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, lim
             grants, ends = grants + run.grants, ends + run.ends
             is_cut_off |= run.is_cut_off
     except (Diverged, UnknownState):
-        if not as_json:
-            _print_steps(steps, total)
+        if not output.as_json:
+            print_lines(*_step_lines(steps, total))
         raise
-    if as_json:
-        print_json(msgspec.json.encode({"steps": steps, "total": total, "grants": grants, "ends": ends}))
-        return
-    _print_steps(steps, total)
-    if is_cut_off:
-        print_lines(
-            "The record of a leadership ends in the middle of a step: its server was killed, or its disk was full."
-        )
-    print_lines(f"{grants:,} grants and {ends:,} ends are the same as recorded.")
+
+    def lines(*_: object) -> Iterator[str]:
+        yield from _step_lines(steps, total)
+        if is_cut_off:
+            yield "The record of a leadership ends in the middle of a step: its server was killed, or its disk was full."
+        yield f"{grants:,} grants and {ends:,} ends are the same as recorded."
+
+    output.print({"steps": steps, "total": total, "grants": grants, "ends": ends}, lines, document=msgspec.to_builtins)
 
 
-def _print_steps(steps: list[Step], total: int) -> None:
+def _step_lines(steps: list[Step], total: int) -> Iterator[str]:
+    """Yield the lines of the first steps, of `total` ones."""
     for step in steps:
-        print_lines(*_step_lines(step))
+        moment = datetime.fromtimestamp(step.at / 1000).astimezone()
+        yield f"{moment:%H:%M:%S.%f}"[:12] + "  " + step.command
+        yield from (INDENT + line for line in step.outcome)
+        for name, (before, after) in step.queues.items():
+            yield INDENT + f"{name}: {' '.join(before) or 'free'} → {' '.join(after) or 'free'}"
     if total > len(steps):
-        print_lines(f"The first {len(steps):,} of {total:,} steps are shown (--limit).")
-
-
-def _step_lines(step: Step) -> Iterator[str]:
-    """Yield the lines of one step."""
-    moment = datetime.fromtimestamp(step.at / 1000).astimezone()
-    yield f"{moment:%H:%M:%S.%f}"[:12] + "  " + printable(step.command)
-    for line in step.outcome:
-        yield INDENT + printable(line)
-    for name, (before, after) in step.queues.items():
-        yield INDENT + printable(f"{name}: {' '.join(before) or 'free'} → {' '.join(after) or 'free'}")
+        yield f"The first {len(steps):,} of {total:,} steps are shown (--limit)."
 
 
 def _summary(outcome: Outcome) -> dict[str, Any]:
@@ -230,14 +196,16 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _comparison(recorded: Outcome, simulated: Outcome) -> Iterator[str]:
+def _comparison_lines(both: dict[str, Any], *_: object) -> Iterator[str]:
     """Yield a table of both outcomes."""
-    sides = [_summary(recorded), _summary(simulated)]
+    sides = [both["recorded"], both["simulated"]]
     rows = [[name, *(f"{side[name]:,}" for side in sides)] for name in ("requests", "granted", "waited")]
     for label, key in (("median wait", "wait_median"), ("wait, 99 %", "wait_p99"), ("longest wait", "wait_max")):
         rows.append([label, *(duration(side[key]) for side in sides)])
     rows += (
         [f"ended: {reason}", *(f"{side['ended'].get(reason, 0):,}" for side in sides)]
-        for reason in sorted(recorded.ended | simulated.ended)
+        for reason in sorted({*sides[0]["ended"], *sides[1]["ended"]})
     )
     yield from table(("", "RECORDED", "WHAT IF"), rows, right_aligned=(1, 2))
+    if both["gaps"]:
+        yield f"Events are missing in {both['gaps']:,} places, {WHY_MISSING}."

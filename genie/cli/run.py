@@ -76,24 +76,19 @@ class RunOptions:
     port: int
     namespace: str | None
     queue_timeout: float | None
-    """None: no limit."""
+    """The request waits without a limit if this is None."""
     max_hold: float | None
-    """Maximum hold time; None: the locks are extended while the command runs."""
+    """Maximum hold time. Without one, the locks are extended while the command runs."""
     transaction: str | None
     priority: float
     note: str | None = None
-    """None: the name of the program, with the process id of genie and the host."""
+    """By default the name of the program, with the process id of genie and the host."""
     conflict_status: int
     """Exit status if the locks were not granted."""
     kill_after: float
     """Time between SIGTERM and SIGKILL when the locks are lost."""
     keep_token: bool = False
-    """Whether the command gets GENIE_TOKEN, the token of its caller."""
-
-    @property
-    def note_of_client(self) -> str:
-        """The note of the locks."""
-        return default_note(PurePath(self.command[0]).name) if self.note is None else self.note
+    """The command gets GENIE_TOKEN, the access token of its caller."""
 
 
 class LockedCommand:
@@ -123,7 +118,7 @@ class LockedCommand:
                 ClientOptions(
                     response_timeout=RESPONSE_TIMEOUT_S,
                     namespace=options.namespace,
-                    note=options.note_of_client,
+                    note=default_note(PurePath(options.command[0]).name) if options.note is None else options.note,
                     waits_for_servers=False,
                 ),
             )
@@ -350,11 +345,7 @@ def _parse_resource(text: str) -> str:
 @click.argument("resources", nargs=-1, required=True, type=_parse_resource, metavar="RESOURCE...")
 @click.option("-n", "--no-wait", is_flag=True, help="Fail if the locks cannot be granted immediately.")
 @click.option(
-    "-w",
-    "--wait",
-    type=seconds(0),
-    metavar="SECONDS",
-    help="Queue timeout. Without -n and -w there is none.",
+    "-w", "--wait", type=seconds(0), metavar="SECONDS", help="Queue timeout. Without -n and -w there is none."
 )
 @click.option(
     "--transaction-timeout",

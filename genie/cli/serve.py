@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import resource
 import sys
@@ -21,6 +20,7 @@ from genie.cli.options import (
     PortType,
     WholeNumber,
     replace_variables_by_options,
+    run_on_uvloop,
     source_of,
     variable_option,
 )
@@ -208,21 +208,21 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
         check_advertised(settings.advertise)
         logs.configure(settings.log_level, settings.log_format)
         _raise_open_file_limit(settings.limits.max_connections)
-        status = _run(settings, None if configuration.path is None else read_again)
+        status = run_on_uvloop(_serve(settings, None if configuration.path is None else read_again))
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
         ) from None
     except (UnknownFormat, UnsafeStore) as error:
-        raise click.ClickException(replace_variables_by_options(str(error))) from None
+        raise click.ClickException(_describe_error(error)) from None
     except ValueError as error:
-        raise InvalidArgument(replace_variables_by_options(str(error))) from None
+        raise InvalidArgument(_describe_error(error)) from None
     except click.ClickException as error:
         raise click.ClickException(replace_variables_by_options(error.message)) from None
     raise SystemExit(status)
 
 
-def _describe_error(error: ValueError) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the text of an error, with the options or the keys of the file in place of variables."""
     return replace_variables_by_options(str(error))
 
@@ -249,16 +249,6 @@ def check_advertised(text: str | None) -> None:
         host, port = "", None
     if not host or port is None or any(character in host for character in "[]/, "):
         raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {text!r}")
-
-
-def _run(settings: Settings, read_settings: ReadSettings | None) -> int:
-    """Run the server, with uvloop if it is installed; return the exit status."""
-    try:
-        import uvloop  # noqa: PLC0415 - not on every platform
-    except ImportError:
-        return asyncio.run(_serve(settings, read_settings))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, read_settings))
 
 
 async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:

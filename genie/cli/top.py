@@ -22,7 +22,7 @@ from rich.text import Text
 
 from genie.admin.models import Edge, HotList, State, Waits
 from genie.cli.admin_client import AdminClient, admin_query
-from genie.cli.format import Column, clip, duration, fit_table, fold, wrap_items
+from genie.cli.format import Column, clip, duration, fit_table, fold, wrap_items, wrap_words
 from genie.cli.options import json_option, one_line, run_async, seconds
 from genie.cli.output import print_json, print_lines
 from genie.errors import GenieError
@@ -266,7 +266,7 @@ def _warning_lines(state: State, columns: int) -> Iterator[Line]:
         leader = f"{state.leader} is: query its admin port." if state.leader else "no leader is known."
         warnings.append(f"This server is not the leader ({state.role}); {leader}")
     for warning in warnings:
-        yield from (Line(line, ERROR) for line in wrap_items(warning.split(), columns, " "))
+        yield from (Line(line, ERROR) for line in wrap_words(warning, columns))
 
 
 def _queues_section(snapshot: Snapshot) -> Section:
@@ -291,12 +291,7 @@ def _queues_section(snapshot: Snapshot) -> Section:
     ]
     incomplete = "" if state.queues_complete else ", among the oldest waiters"
     return Section(
-        title="Longest queues",
-        columns=QUEUE_COLUMNS,
-        rows=rows,
-        empty_note="No requests wait.",
-        total=len(rows),
-        incomplete=incomplete,
+        "Longest queues", QUEUE_COLUMNS, rows, empty_note="No requests wait.", total=len(rows), incomplete=incomplete
     )
 
 
@@ -328,13 +323,7 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
                 duration(now_ms - first_edge.since),
             ]
         )
-    return Section(
-        title="Longest waits",
-        columns=WAIT_COLUMNS,
-        rows=rows,
-        empty_note="No requests wait.",
-        total=waits.queue_total,
-    )
+    return Section("Longest waits", WAIT_COLUMNS, rows, empty_note="No requests wait.", total=waits.queue_total)
 
 
 def _label(id_: int, transaction: str | UnsetType | None) -> str:
@@ -348,13 +337,8 @@ def _hot_resources_section(hot: HotList) -> Section:
         [row.resource, duration(row.waited), f"{row.conflicts:,}", f"{row.waiting:,}", f"{row.holders:,}"]
         for row in hot.resources
     ]
-    return Section(
-        title="Hot resources (last minutes)",
-        columns=CONTENTION_COLUMNS,
-        rows=rows,
-        empty_note="No contention in the last minutes.",
-        total=len(rows),
-    )
+    title, empty_note = "Hot resources (last minutes)", "No contention in the last minutes."
+    return Section(title, CONTENTION_COLUMNS, rows, empty_note, total=len(rows))
 
 
 # -- `genie top` --------
@@ -505,7 +489,7 @@ class _Screen:
             age_ms = (asyncio.get_running_loop().time() - self._snapshot_at) * 1000
             retry += f" Last response: {duration(age_ms)} ago."
         texts = [(self._error, ERROR), (retry, ""), (KEYS, BOLD)]
-        return [Line(line, style) for text, style in texts for line in wrap_items(text.split(), columns, " ")]
+        return [Line(line, style) for text, style in texts for line in wrap_words(text, columns)]
 
     def _on_keys(self, keys: str) -> None:
         if "q" in keys.lower():

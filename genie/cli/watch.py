@@ -20,8 +20,6 @@ from genie.client.watches import Change
 from genie.protocol import codec
 
 STATE_COLUMNS = len("unlocked")
-SESSION_TIMEOUT_S = 10.0
-"""The default of the client. Its value has no effect here: a session keeps requests, and this client sends none."""
 
 
 @click.command()
@@ -101,7 +99,6 @@ class _PipeMonitor:
 
     def __init__(self) -> None:
         self.reader_exited = False
-        """Whether the program that reads the pipe has exited."""
         self._task = asyncio.current_task()
         """The task to cancel when the program exits."""
         self._loop = asyncio.get_running_loop()
@@ -131,12 +128,7 @@ class _Watcher(Client):
     """A client that prints a message when its connection is lost."""
 
     def __init__(self, addresses: list[Address], namespace: str | None, *, connect_timeout: float) -> None:
-        options = ClientOptions(
-            connect_timeout=connect_timeout,
-            session_timeout=SESSION_TIMEOUT_S,
-            namespace=namespace,
-            waits_for_servers=False,
-        )
+        options = ClientOptions(connect_timeout=connect_timeout, namespace=namespace, waits_for_servers=False)
         super().__init__(addresses, options)
         self._connection = _WatcherConnection(addresses, options)
 

@@ -40,10 +40,7 @@ def configure(level: str, form: str) -> None:
         ]
         logger = lambda *_: _TolerantLogger(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731
     structlog.configure(
-        processors=processors,
-        wrapper_class=_Logger,
-        logger_factory=logger,
-        cache_logger_on_first_use=True,
+        processors=processors, wrapper_class=_Logger, logger_factory=logger, cache_logger_on_first_use=True
     )
     set_level(level)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -32,10 +33,6 @@ from genie.observability import roles
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Stats
 from genie.version import VERSION
-
-T = TypeVar("T")
-ByNamespace: TypeAlias = Iterable[tuple[str, T]]
-"""Pairs of the name of a namespace and its value, computed lazily."""
 
 MS: Final = 1_000
 """Milliseconds in a second."""
@@ -181,14 +178,16 @@ class Metrics(Collector):
 
         The parts are small, so that the caller can let the event loop run between two parts.
         """
-        namespaces = self._server.namespaces
-        yield from _request_metrics({name: namespace.stats for name, namespace in namespaces.items()})
-        yield from _lock_table_metrics(namespaces)
-        yield from _lock_order_metrics(namespaces)
-        yield from _history_metrics(namespaces)
-        yield from _store_metrics(namespaces)
-        yield from _role_metrics(namespaces)
-        yield from _state_metrics(namespaces, self._server.settings.limits.max_state)
+        max_state = self._server.settings.limits.max_state
+        sources = {
+            name: _Source(view, view.stats, _sample_lock_table(view), max_state)
+            for name, view in self._server.namespaces.items()
+        }
+        for make_metric in METRICS:
+            for namespace, source in sources.items():
+                metric = make_metric(namespace, source)
+                if metric is not None:
+                    yield metric
         yield from self._server_metrics()
         yield from _process_metrics()
 
@@ -206,9 +205,7 @@ class Metrics(Collector):
             "genie_slow_consumers", "Connections closed because their clients do not read.", server.unread_output.closed
         )
         yield HistogramMetricFamily(
-            "genie_loop_lag_seconds",
-            "Event-loop lag: how late timers ran.",
-            *_cumulative_buckets(server.stats.lag, MS),
+            "genie_loop_lag_seconds", "Event-loop lag: how late timers ran.", *_cumulative_buckets(server.stats.lag, MS)
         )
         expiry = GaugeMetricFamily(
             "genie_certificate_expiry_timestamp_seconds", "Unix time at which the server's certificate expires."
@@ -218,55 +215,6 @@ class Metrics(Collector):
         yield expiry
         build = {"version": VERSION, "python": platform.python_version()}
         yield InfoMetricFamily("genie_build", "Version of the server and of Python.", build)
-
-
-def _request_metrics(stats: Mapping[str, Stats]) -> Iterator[Metric]:
-    """Yield the metrics of requests, locks, errors and commits of each namespace."""
-
-    def per_namespace(get_value: Callable[[Stats], T]) -> ByNamespace[T]:
-        """Return a pair for each namespace: its name, and the value that `get_value` returns for its statistics."""
-        return ((namespace, get_value(counters)) for namespace, counters in stats.items())
-
-    yield from _labeled_counter(
-        "genie_requests",
-        "Requests by outcome: granted immediately, granted after a wait, or the reason without a grant.",
-        "outcome",
-        per_namespace(lambda stats: stats.outcomes),
-    )
-    yield from _histogram(
-        "genie_wait_seconds",
-        "Wait time of requests that were granted after a wait.",
-        per_namespace(lambda stats: stats.waits),
-    )
-    yield from _histogram("genie_hold_seconds", "Hold time of locks.", per_namespace(lambda stats: stats.holds))
-    yield from _labeled_counter(
-        "genie_holds_lost",
-        "Holds that ended other than by a release, by reason.",
-        "reason",
-        per_namespace(lambda stats: {reason.value: stats.lost_holds[reason] for reason in LOST_REASONS}),
-    )
-    yield from _counter(
-        "genie_deadlocks",
-        "Requests that were ended because they would have created a deadlock.",
-        per_namespace(lambda stats: stats.deadlocked),
-    )
-    yield from _labeled_counter(
-        "genie_errors",
-        "Rejected commands, by error code.",
-        "code",
-        per_namespace(lambda stats: {code.value: stats.errors[code] for code in Code}),
-    )
-    yield from _counter(
-        "genie_session_takeovers",
-        "Connections that were closed because a newer connection has resumed their session.",
-        per_namespace(lambda stats: stats.session_takeovers),
-    )
-    yield from _histogram(
-        "genie_commit_seconds", "Commit latency of the store.", per_namespace(lambda stats: stats.commits)
-    )
-    yield from _histogram(
-        "genie_commit_changes", "Changes per commit.", per_namespace(lambda stats: stats.batch_sizes), unit=1
-    )
 
 
 @dataclass(slots=True, frozen=True)
@@ -301,112 +249,6 @@ def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
     )
 
 
-def _lock_table_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    """Yield the metrics of waiting and held requests of each namespace."""
-    samples = {name: _sample_lock_table(namespace) for name, namespace in namespaces.items()}
-
-    def per_namespace(get_value: Callable[[_TableSample], float]) -> ByNamespace[float]:
-        """Return a pair for each namespace: its name, and the value that `get_value` returns for its sample."""
-        return ((namespace, get_value(sample)) for namespace, sample in samples.items())
-
-    yield from _gauge("genie_queue_length", "Waiting requests.", per_namespace(lambda sample: sample.waiting))
-    yield from _gauge(
-        "genie_longest_wait_seconds",
-        "Time that the oldest waiting request has waited.",
-        per_namespace(lambda sample: sample.longest_wait_s),
-    )
-    ages = ((name, namespace.locks_age_s) for name, namespace in namespaces.items())
-    yield from _gauge(
-        "genie_locks_age_seconds",
-        "Age of the gauges of locks, waiting requests and sessions: 0 on the leader.",
-        ((name, age_s) for name, age_s in ages if age_s is not None),
-    )
-    yield from _gauge("genie_held_requests", "Held requests.", per_namespace(lambda sample: sample.held))
-    yield from _gauge(
-        "genie_held_locks",
-        "Held locks: a shared resource counts once for each holder.",
-        per_namespace(lambda sample: sample.locks),
-    )
-    yield from _counter(
-        "genie_queue_rearrangements",
-        "Wait queues that were rearranged to avoid a deadlock.",
-        per_namespace(lambda sample: sample.rearrangements),
-    )
-
-
-def _lock_order_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    """Yield the metrics of the lock order of each namespace, unless the analysis is off."""
-    observed = [(name, view.lock_order) for name, view in namespaces.items() if view.lock_order is not None]
-    if observed:
-        yield from _counter(
-            "genie_lock_order_inversions",
-            "Orders of locks that can deadlock, once for each kind of transaction that was seen to complete one.",
-            ((name, lock_order.inversions.count) for name, lock_order in observed),
-        )
-        yield from _counter(
-            "genie_lock_order_dropped",
-            "Requests whose lock order was not analysed completely, because of a limit.",
-            ((name, lock_order.dropped) for name, lock_order in observed),
-        )
-
-
-def _history_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    """Yield the metric of the history of each namespace, unless it is off."""
-    recorded = [(name, view.history.dropped) for name, view in namespaces.items() if view.history is not None]
-    if recorded:
-        yield from _counter(
-            "genie_history_dropped_writes",
-            "Writes to the history, each with many events, that were dropped: the disk or archiver is too slow or failed, or the history full.",
-            iter(recorded),
-        )
-
-
-def _store_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    """Yield the metrics of the store of each namespace."""
-    yield from _counter(
-        "genie_store_errors",
-        "Store failures and timeouts.",
-        ((name, namespace.store_errors) for name, namespace in namespaces.items()),
-    )
-    yield from _gauge(
-        "genie_store_available",
-        "1 if the store answers, as far as the server currently depends on it.",
-        ((name, namespace.store_available) for name, namespace in namespaces.items()),
-    )
-    yield from _gauge(
-        "genie_store_full",
-        "1 if the store is out of memory: the leader accepts releases, and rejects requests.",
-        ((name, namespace.store_full) for name, namespace in namespaces.items()),
-    )
-    memories = {name: namespace.store_memory for name, namespace in namespaces.items()}
-    yield from _gauge(
-        "genie_store_memory_bytes",
-        "Memory that Redis uses, as the leader last read it.",
-        ((name, memory.used) for name, memory in memories.items() if memory is not None),
-    )
-    yield from _gauge(
-        "genie_store_memory_limit_bytes",
-        "The maxmemory of Redis; missing if Redis has no limit.",
-        ((name, memory.limit) for name, memory in memories.items() if memory is not None and memory.limit),
-    )
-
-
-def _role_metrics(namespaces: Mapping[str, NamespaceView]) -> Iterator[Metric]:
-    """Yield whether this server leads each namespace, and the number of its sessions."""
-    is_leader = ((name, namespace.role == "leader") for name, namespace in namespaces.items())
-    yield from _gauge("genie_leader", "1 if this server leads the namespace.", is_leader)
-    sessions = ((name, namespace.sessions) for name, namespace in namespaces.items())
-    yield from _gauge("genie_sessions", "Sessions, with and without a connection.", sessions)
-
-
-def _state_metrics(namespaces: Mapping[str, NamespaceView], max_bytes: int) -> Iterator[Metric]:
-    """Yield the size of the state of each namespace, and its bound."""
-    sizes = ((name, namespace.state_bytes) for name, namespace in namespaces.items())
-    yield from _gauge("genie_state_bytes", "Bytes of locks, waiting requests, sessions and watches.", sizes)
-    limits = ((name, max_bytes) for name in namespaces)
-    yield from _gauge("genie_state_limit_bytes", "At which size of the state new requests are rejected.", limits)
-
-
 def _process_metrics() -> Iterator[Metric]:
     """Yield start time, CPU time and, on Linux, resident memory of this process."""
     yield GaugeMetricFamily("process_start_time_seconds", "Start time of the process (unix time).", _START_TIME_S)
@@ -416,37 +258,169 @@ def _process_metrics() -> Iterator[Metric]:
         yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory of the process.", pages * PAGE_BYTES)
 
 
-def _gauge(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]:
-    """Yield a gauge for each namespace."""
-    for namespace, value in values:
-        family = GaugeMetricFamily(name, text, labels=[NAMESPACE])
+# -- The metrics of each namespace --------
+
+
+class _Source(NamedTuple):
+    """What the metrics of a namespace are read from."""
+
+    view: NamespaceView
+    stats: Stats
+    table: _TableSample
+    max_state: int
+
+
+MakeMetric = Callable[[str, _Source], Metric | None]
+"""Makes a metric of the namespace with this name; None if the namespace does not have the metric."""
+Read = Callable[[_Source], float | None]
+
+
+def _value(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, read: Read) -> MakeMetric:
+    def make(namespace: str, source: _Source) -> Metric | None:
+        value = read(source)
+        if value is None:
+            return None
+        family = kind(name, text, labels=[NAMESPACE])
         family.add_metric([namespace], value)
-        yield family
+        return family
+
+    return make
 
 
-def _counter(name: str, text: str, values: ByNamespace[float]) -> Iterator[Metric]:
-    """Yield a counter for each namespace."""
-    for namespace, value in values:
-        family = CounterMetricFamily(name, text, labels=[NAMESPACE])
-        family.add_metric([namespace], value)
-        yield family
+_gauge = partial(_value, GaugeMetricFamily)
+_counter = partial(_value, CounterMetricFamily)
 
 
-def _labeled_counter(name: str, text: str, label: str, values: ByNamespace[Mapping[str, int]]) -> Iterator[Metric]:
-    """Yield a counter for each namespace, with a further label whose values are the keys of the mapping."""
-    for namespace, counts in values:
+def _counters(name: str, text: str, label: str, read: Callable[[Stats], Mapping[str, int]]) -> MakeMetric:
+    """Return a counter with a further label, whose values are the keys of the mapping."""
+
+    def make(namespace: str, source: _Source) -> Metric:
         family = CounterMetricFamily(name, text, labels=[NAMESPACE, label])
-        for key, count in counts.items():
+        for key, count in read(source.stats).items():
             family.add_metric([namespace, key], count)
-        yield family
+        return family
+
+    return make
 
 
-def _histogram(name: str, text: str, histograms: ByNamespace[Histogram], unit: float = MS) -> Iterator[Metric]:
-    """Yield a histogram for each namespace. Values are divided by `unit`: by default ms become seconds."""
-    for namespace, histogram in histograms:
+def _histogram(name: str, text: str, read: Callable[[Stats], Histogram], unit: float = MS) -> MakeMetric:
+    """Return a histogram. Values are divided by `unit`: by default ms become seconds."""
+
+    def make(namespace: str, source: _Source) -> Metric:
         family = HistogramMetricFamily(name, text, labels=[NAMESPACE])
-        family.add_metric([namespace], *_cumulative_buckets(histogram, unit))
-        yield family
+        family.add_metric([namespace], *_cumulative_buckets(read(source.stats), unit))
+        return family
+
+    return make
+
+
+METRICS: Final[tuple[MakeMetric, ...]] = (
+    _counters(
+        "genie_requests",
+        "Requests by outcome: granted immediately, granted after a wait, or the reason without a grant.",
+        "outcome",
+        lambda stats: stats.outcomes,
+    ),
+    _histogram(
+        "genie_wait_seconds", "Wait time of requests that were granted after a wait.", lambda stats: stats.waits
+    ),
+    _histogram("genie_hold_seconds", "Hold time of locks.", lambda stats: stats.holds),
+    _counters(
+        "genie_holds_lost",
+        "Holds that ended other than by a release, by reason.",
+        "reason",
+        lambda stats: {reason.value: stats.lost_holds[reason] for reason in LOST_REASONS},
+    ),
+    _counter(
+        "genie_deadlocks",
+        "Requests that were ended because they would have created a deadlock.",
+        lambda source: source.stats.deadlocked,
+    ),
+    _counters(
+        "genie_errors",
+        "Rejected commands, by error code.",
+        "code",
+        lambda stats: {code.value: stats.errors[code] for code in Code},
+    ),
+    _counter(
+        "genie_session_takeovers",
+        "Connections that were closed because a newer connection has resumed their session.",
+        lambda source: source.stats.session_takeovers,
+    ),
+    _histogram("genie_commit_seconds", "Commit latency of the store.", lambda stats: stats.commits),
+    _histogram("genie_commit_changes", "Changes per commit.", lambda stats: stats.batch_sizes, unit=1),
+    _gauge("genie_queue_length", "Waiting requests.", lambda source: source.table.waiting),
+    _gauge(
+        "genie_longest_wait_seconds",
+        "Time that the oldest waiting request has waited.",
+        lambda source: source.table.longest_wait_s,
+    ),
+    _gauge(
+        "genie_locks_age_seconds",
+        "Age of the gauges of locks, waiting requests and sessions: 0 on the leader.",
+        lambda source: source.view.locks_age_s,
+    ),
+    _gauge("genie_held_requests", "Held requests.", lambda source: source.table.held),
+    _gauge(
+        "genie_held_locks",
+        "Held locks: a shared resource counts once for each holder.",
+        lambda source: source.table.locks,
+    ),
+    _counter(
+        "genie_queue_rearrangements",
+        "Wait queues that were rearranged to avoid a deadlock.",
+        lambda source: source.table.rearrangements,
+    ),
+    _counter(
+        "genie_lock_order_inversions",
+        "Orders of locks that can deadlock, once for each kind of transaction that was seen to complete one.",
+        lambda source: None if source.view.lock_order is None else source.view.lock_order.inversions.count,
+    ),
+    _counter(
+        "genie_lock_order_dropped",
+        "Requests whose lock order was not analysed completely, because of a limit.",
+        lambda source: None if source.view.lock_order is None else source.view.lock_order.dropped,
+    ),
+    _counter(
+        "genie_history_dropped_writes",
+        "Writes to the history, each with many events, that were dropped: the disk or archiver is too slow or failed, or the history full.",
+        lambda source: None if source.view.history is None else source.view.history.dropped,
+    ),
+    _counter("genie_store_errors", "Store failures and timeouts.", lambda source: source.view.store_errors),
+    _gauge(
+        "genie_store_available",
+        "1 if the store answers, as far as the server currently depends on it.",
+        lambda source: source.view.store_available,
+    ),
+    _gauge(
+        "genie_store_full",
+        "1 if the store is out of memory: the leader accepts releases, and rejects requests.",
+        lambda source: source.view.store_full,
+    ),
+    _gauge(
+        "genie_store_memory_bytes",
+        "Memory that Redis uses, as the leader last read it.",
+        lambda source: None if (memory := source.view.store_memory) is None else memory.used,
+    ),
+    _gauge(
+        "genie_store_memory_limit_bytes",
+        "The maxmemory of Redis; missing if Redis has no limit.",
+        lambda source: None if (memory := source.view.store_memory) is None else memory.limit or None,
+    ),
+    _gauge("genie_leader", "1 if this server leads the namespace.", lambda source: source.view.role == "leader"),
+    _gauge("genie_sessions", "Sessions, with and without a connection.", lambda source: source.view.sessions),
+    _gauge(
+        "genie_state_bytes",
+        "Bytes of locks, waiting requests, sessions and watches.",
+        lambda source: source.view.state_bytes,
+    ),
+    _gauge(
+        "genie_state_limit_bytes",
+        "At which size of the state new requests are rejected.",
+        lambda source: source.max_state,
+    ),
+)
+"""The metrics of each namespace, in the order in which a scrape has them."""
 
 
 def _cumulative_buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:

@@ -17,7 +17,7 @@ class NamespaceView(Protocol):
 
     @property
     def store_available(self) -> bool:
-        """Whether a leader executes commands, or a follower reads from the store."""
+        """True if a leader executes commands, or a follower reads from the store."""
 
     @property
     def store_unavailable_since(self) -> float | None:
@@ -25,7 +25,7 @@ class NamespaceView(Protocol):
 
     @property
     def store_full(self) -> bool:
-        """Whether this server leads and its store is out of memory."""
+        """True if this server leads and its store is out of memory."""
 
 
 def describe(view: NamespaceView) -> str:

@@ -158,7 +158,7 @@ class Stats:
         self.recent_waiters: deque[Request] = deque()
         """Requests queued recently, for the slow-wait log; empty unless `tracks_recent_waiters`."""
         self.tracks_recent_waiters = False
-        """Whether the slow-wait log is enabled."""
+        """The slow-wait log is enabled."""
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
         """The resources on which a waiting request is blocked, by id. Only for requests of several resources."""
         self.rate_window = RateWindow()

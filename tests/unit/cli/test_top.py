@@ -176,6 +176,6 @@ def test_an_empty_column_is_dropped_before_a_text_shrinks() -> None:
 
 def test_wrapping_of_items_and_names() -> None:
     assert wrap_items(["one", "two", "three", "longer than that"], 10) == ["one  two", "three", "longer th…"]
-    assert wrap_items(["口口", "a\x1bb"], 8, " ") == ["口口", "a\\x1bb"]
+    assert wrap_items(["口口", "a\x1bb"], 8) == ["口口", "a\\x1bb"]
     assert wrap_text("口口口a\x1b", 4) == ["口口", "口a\\", "x1b"]
     assert wrap_text("", 4) == [""]
