@@ -42,7 +42,7 @@ def with_history(tmp_path: Path) -> Server:
             "Pipeline",
             SimpleNamespace(manager=LockManager(), now=0.0, session_count=0, state_bytes=0, store_available=True),
         )
-        namespace._set_role(Leading())
+        namespace._role = Leading()
     return server
 
 

@@ -251,7 +251,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"the last {session.MAX_RETAINED_REPLIES:,} ended requests of a connection or session, and of the last {sessions.MAX_RETAINED_REPLIES_TOTAL:,} of all",
         f"decimal strings of up to {limits.MAX_DIGITS} digits",
         f"within {auth.HELLO_TIMEOUT_S:.0f} seconds and be at most {auth.MAX_HELLO_BYTES:,} bytes long",
-        f"a string of 1 to {limits.MAX_TOKEN:,} characters. A server without tokens",
+        f"a string of 1 to {limits.MAX_TOKEN:,} characters. A server without access tokens",
         f"a string of 1 to {limits.MAX_NAMESPACE} letters (A to Z, a to z), digits or any of",
         f"a secret of {limits.MIN_SECRET} to {limits.MAX_SECRET} characters",
         f"1 to {limits.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
