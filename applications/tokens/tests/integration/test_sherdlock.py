@@ -13,7 +13,7 @@ import pytest
 from genie import connect
 from genie_tokens import FundsLocked, InsufficientFunds, MemoryTokenStore, Selection, SherdlockSelector, Token
 from sherdlock_world import GBP
-from support.processes.servers import WAIT_S, Genie, Redis, running_server
+from support.processes.servers import WAIT_S, Genie
 
 NUMBERS = itertools.count()
 
@@ -99,44 +99,6 @@ async def select_and_pay_all(
         return await asyncio.gather(*amounts)
 
 
-async def test_one_replica_serves_a_hundred_concurrent_selections_with_change(genie: Genie) -> None:
-    owner, ledger = await new_wallet(20, 50)
-    async with replicas(genie, ledger, 1) as selectors:
-        assert await select_and_pay_all(selectors, 100, 7, owner) == [True] * 100
-    ledger.check(1000)
-    assert ledger.worth(f"{owner}-shop") == 700
-
-
-async def test_three_replicas_with_a_hundred_selections_each_spend_all_of_300_tokens(genie: Genie) -> None:
-    owner, ledger = await new_wallet(300, 1)
-    async with replicas(genie, ledger, 3) as selectors:
-        assert await select_and_pay_all(selectors, 100, 1, owner) == [True] * 300
-        with pytest.raises(InsufficientFunds) as caught:
-            await selectors[0].select(1, owner=owner, transaction="late", **GBP)
-        assert type(caught.value) is InsufficientFunds
-    ledger.check(300)
-    assert ledger.worth(owner) == 0
-
-
-async def test_twenty_replicas_share_a_hundred_tokens_without_back_off(genie: Genie) -> None:
-    owner, ledger = await new_wallet(100, 1)
-    async with replicas(genie, ledger, 20, backoff=0.0) as selectors:
-        assert await select_and_pay_all(selectors, 1, 5, owner) == [True] * 20
-    ledger.check(100)
-    assert ledger.worth(owner) == 0
-
-
-async def test_selections_beyond_the_funds_fail_after_all_tokens_are_spent(genie: Genie) -> None:
-    owner, ledger = await new_wallet(50, 2)
-    async with replicas(genie, ledger, 10) as selectors:
-        results = await select_and_pay_all(selectors, 4, 3, owner)
-    ledger.check(100)
-    assert results.count(True) == 33
-    assert {type(each) for each in results if each is not True} == {InsufficientFunds}
-    assert ledger.worth(f"{owner}-shop") == 99
-    assert ledger.worth(owner) == 1
-
-
 async def test_two_replicas_that_need_the_same_two_tokens_both_succeed(genie: Genie) -> None:
     owner, ledger = await new_wallet(2, 3)
 
@@ -187,28 +149,6 @@ async def test_a_selection_is_restored_by_another_replica(genie: Genie) -> None:
         result = await select_and_pay(one, 5, owner, f"{owner}-next")
         assert isinstance(result, InsufficientFunds)
     ledger.check(10)
-
-
-async def test_selections_survive_a_restart_of_the_server(redis: Redis) -> None:
-    owner, ledger = await new_wallet(200, 2)
-    with running_server(redis) as genie:
-        async with replicas(genie, ledger, 4) as selectors, asyncio.timeout(2 * WAIT_S):
-            restarting = asyncio.Event()
-
-            async def many(place: int, selector: SherdlockSelector) -> None:
-                for number in range(25):
-                    assert await select_and_pay(selector, 3, owner, f"{owner}-{place}-{number}") is True
-                    if len(ledger.spenders) > 30:
-                        restarting.set()
-
-            tasks = [asyncio.create_task(many(place, each)) for place, each in enumerate(selectors)]
-            await restarting.wait()
-            genie.kill()
-            await asyncio.sleep(0)  # somebody asks while nobody answers
-            genie.start()
-            await asyncio.gather(*tasks)
-    ledger.check(400)
-    assert ledger.worth(f"{owner}-shop") == 300
 
 
 async def test_released_tokens_are_selected_again_before_the_events_of_their_locks(genie: Genie) -> None:
