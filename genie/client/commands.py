@@ -161,6 +161,7 @@ class Request(Call):
         "fence",
         "first_sent_at",
         "id",
+        "last_extension",
         "lease",
         "lost_event",
         "on_lost",
@@ -214,6 +215,8 @@ class Request(Call):
         """The last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf
         """When the transaction timeout ends, or that of an extension which shortens the lock and has no answer yet."""
+        self.last_extension = ""
+        """The `ref` of the last extension that was sent; empty: there was none."""
         self.shortened_by = ""
         """The `ref` of the last extension that shortened the lock when it was sent; empty: there was none."""
         self.lease = NO_LEASE

@@ -104,6 +104,7 @@ class LiveRequests:
 
         The server may execute the extension although no answer arrives.
         """
+        request.last_extension = extend.ref
         ends_at = extend.sent_at + extend.transaction_timeout
         if request.state is RequestState.HELD and ends_at < request.expires_at:
             request.expires_at = ends_at

@@ -405,10 +405,11 @@ class Requests:
             self._lose(request, errors.lock_lost(released))
 
     def on_extended(self, extended: messages.Extended.Payload, now: float) -> None:
-        """Restart the expiry timer of an extended lock, unless a later extension that shortens the lock has no answer yet.
+        """Restart the expiry timer of an extended lock.
 
         The client counts the new timeout from the time at which it sent `extend`. The server counts from a later time, so
-        the lock never ends at the server before it ends on this client's clock.
+        the lock never ends at the server before it ends on this client's clock. The server may have executed later
+        extensions, too, so the lock ends at the latest with the shortest of them.
         """
         call = self._calls.pop(Extend, extended.ref)
         if call is None:
@@ -422,8 +423,11 @@ class Requests:
                 self._renew(request, now)
         elif request is not None and request.state is HELD:
             request.transaction_timeout = call.transaction_timeout
-            if request.shortened_by not in self._calls.pending:
-                self.live.start_hold(request, call.sent_at)
+            self.live.start_hold(request, call.sent_at)
+            if request.last_extension in self._calls.pending:
+                for later in self._calls.pending.values():
+                    if isinstance(later, Extend) and later.request is request:
+                        self.live.limit_hold(request, later)
         elif request is not None and request.error is not None:
             self._calls.send(Release(request.id), now)  # the lock had expired on this client's clock before the reply
         self._calls.outcomes.append(Outcome(call))

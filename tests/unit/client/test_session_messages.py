@@ -702,6 +702,20 @@ class TestTimers:
         session.receive_data(encode("extended", id=101, transactionTimeout=5000, ref=shorter.ref), 10.1)
         assert lock.expires_at == 15.0
 
+    @pytest.mark.parametrize("timeouts", [[90, 65], [90, 65, 90], [90, 80, 65, 70]])
+    def test_an_answer_does_not_prolong_a_lock_beyond_extensions_without_an_answer(self, timeouts):
+        """The server may execute them, and the connection may end before their answers."""
+        session = connected_session()
+        lock = granted_request(session, transaction_timeout=60)
+        extensions = [Extend(lock.id, timeout, lock) for timeout in timeouts]
+        for extension in extensions:
+            session.send(extension, 10.0)
+        assert lock.expires_at == 60.0
+        session.receive_data(encode("extended", id=101, transactionTimeout=90_000, ref=extensions[0].ref), 10.1)
+        assert lock.expires_at == 75.0
+        session.on_disconnected("gone")
+        assert not lock.is_held(75.0)
+
     def test_a_lock_that_is_shortened_can_be_extended_again(self):
         session = connected_session()
         lock = granted_request(session, transaction_timeout=60)
