@@ -293,8 +293,8 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "a lost lock can be extended",
         "client/aio.py",
-        "            await self._connection.call(extend)\n        if self._request.error is not None:",
-        "            await self._connection.call(extend)\n        return\n        if self._request.error is not None:",
+        "            await self._connection.call(extend)\n        self._check_extended()",
+        "            await self._connection.call(extend)",
         source="13",
     ),
     Mutant(

@@ -26,7 +26,7 @@ from genie.client.commands import (
 )
 from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.durations import to_seconds
-from genie.client.errors import already_released, copy_lock_lost, reject_pickling
+from genie.client.errors import copy_lock_lost, reject_pickling
 from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
 from genie.client.transaction import (
@@ -37,7 +37,7 @@ from genie.client.transaction import (
     TransactionOptions,
     unique_name,
 )
-from genie.client.watches import Change
+from genie.client.watches import Change, WatchInfo
 from genie.errors import Code, ConnectionLost, Deadlock, GenieError, LockLost, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
 
@@ -138,10 +138,7 @@ class Lock(LockInfo):
         self._check_managed()
         if self._request.state is RequestState.HELD:
             await self._connection.call(extend)
-        if self._request.error is not None:
-            raise copy_lock_lost(self._request.error)
-        if self._request.state not in (RequestState.HELD, RequestState.DETACHED):
-            raise already_released(self.id)
+        self._check_extended()
 
 
 async def acquire(connection: AsyncConnection, request: Request) -> Lock:
@@ -345,7 +342,7 @@ class TransactionContext:
 # -- watches ------------------------------------------------------------------------------------------
 
 
-class Watch:
+class Watch(WatchInfo):
     """The async iterator of changes that `client.watch(…)` returns. It may also be used with `async with`.
 
     The watch ends with `aclose`, at the end of an `async with` block, when the task that waits for the next change is
@@ -353,25 +350,11 @@ class Watch:
     the client is closed. Then the iteration ends.
     """
 
-    __slots__ = ("_connection", "_watch")
+    __slots__ = ("_connection",)
 
     def __init__(self, connection: AsyncConnection, watch: watches.Watch) -> None:
+        super().__init__(watch)
         self._connection = connection
-        self._watch = watch
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the watched resource names."""
-        return self._watch.prefix
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the last snapshot was truncated, because more locks are held than the server searches or sends.
-
-        If so, some held locks may not be reported. The `unlocked` event of a lock that ended during a disconnection may be
-        delayed until a conflicting lock on the same resource is granted.
-        """
-        return self._watch.truncated
 
     def __aiter__(self) -> Self:
         return self
@@ -461,19 +444,8 @@ def connect(  # noqa: PLR0913 - one for each option
         ValueError, TypeError: if an argument, or an environment variable that replaces it, is wrong.
 
     """
-    return Client(
-        parse_addresses(host, port, ssl=ssl),
-        ClientOptions(
-            connect_timeout=to_seconds(connect_timeout, "connect_timeout"),
-            response_timeout=to_seconds(response_timeout, "response_timeout"),
-            session=session,
-            session_timeout=to_seconds(session_timeout, "session_timeout"),
-            token=token,
-            namespace=namespace,
-            note=note,
-            lazy=lazy,
-        ),
-    )
+    options = ClientOptions(connect_timeout, response_timeout, session, session_timeout, token, namespace, note, lazy)
+    return Client(parse_addresses(host, port, ssl=ssl), options)
 
 
 class Client:
@@ -808,9 +780,7 @@ class Client:
                 the background.
 
         """
-        release = Release(id)
-        self._connection.release(release)
-        return await self._connection.wait_for_release(release)
+        return await self._connection.release(Release(id))
 
     async def extend(self, id: int, seconds: float | timedelta) -> None:
         """Set the remaining time of a lock of any client, by its id, to `seconds` from now.

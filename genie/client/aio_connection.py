@@ -23,6 +23,7 @@ from genie.client.config import (
     resolve_note,
     resolve_token,
 )
+from genie.client.durations import to_seconds
 from genie.client.failover import ServerList
 from genie.client.handshake import UP
 from genie.client.requests import is_unknown_id
@@ -90,17 +91,17 @@ class AsyncConnection:
         addresses: Sequence[Address],
         options: ClientOptions,
     ) -> None:
-        self.connect_timeout = options.connect_timeout
+        self.connect_timeout = to_seconds(options.connect_timeout, "connect_timeout")
         self._resolver = Resolver()
         self._token = check_token(options.token)
         self._is_lazy, self._waits_for_servers = options.lazy, options.waits_for_servers
-        self._servers = ServerList(addresses, options.connect_timeout)
+        self._servers = ServerList(addresses, self.connect_timeout)
         self.explain_unavailable = self._servers.explain_unavailable
         """Returns why there is no connection."""
         self.session = ClientSession(
             options.session,
-            session_timeout=options.session_timeout,
-            response_timeout=options.response_timeout,
+            session_timeout=to_seconds(options.session_timeout, "session_timeout"),
+            response_timeout=to_seconds(options.response_timeout, "response_timeout"),
             namespace=resolve_namespace(options.namespace),
             note=resolve_note(options.note),
             explain_unavailable=self.explain_unavailable,
@@ -593,10 +594,11 @@ class AsyncConnection:
         """Return the request of the lock with this id if this client holds the lock, else None."""
         return self.session.requests.find_held(id)
 
-    def release(self, release: Release) -> None:
-        """Queue a release for sending. `wait_for_release` sends the queued command, or the next connection does."""
+    async def release(self, release: Release) -> str:
+        """Send a release by id, now or on the next connection, and wait for the reply as `wait_for_release` does."""
         self.check_open()
         self.session.send(release, time.monotonic())
+        return await self.wait_for_release(release)
 
     def check_open(self) -> None:
         """Raise RuntimeError if the client was never opened or is used from another event loop.

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn
 
 from genie.client.durations import to_seconds
+from genie.client.errors import already_released, copy_lock_lost
 from genie.errors import Code, GenieError, LockLost, RequestRejected
 from genie.protocol import codec, messages
 from genie.protocol.framing import MAX_LINE_BYTES
@@ -49,6 +50,13 @@ class LockInfo:
             raise RuntimeError(
                 f"lock {self.id} was detached: use client.extend({self.id}, seconds) and client.release({self.id})"
             )
+
+    def _check_extended(self) -> None:
+        """Raise LockLost after an extension if the lock is no longer held, and was not detached."""
+        if self._request.error is not None:
+            raise copy_lock_lost(self._request.error)
+        if self._request.state not in (RequestState.HELD, RequestState.DETACHED):
+            raise already_released(self.id)
 
     @property
     def id(self) -> int:

@@ -8,6 +8,7 @@ import os
 import ssl as ssl_module
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from ssl import SSLContext
 from typing import Literal, NamedTuple, TypeAlias
@@ -38,14 +39,14 @@ _warned_of: set[str] = set()
 """The warnings of ignored variables that were logged, so that each is logged once in a process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """The options of a client; `genie.connect` describes them. Times are in seconds."""
+    """The options of a client; `genie.connect` describes them. Times are in seconds, or are timedeltas."""
 
-    connect_timeout: float = 10.0
-    response_timeout: float = 1.0
+    connect_timeout: float | timedelta = 10.0
+    response_timeout: float | timedelta = 1.0
     session: str | None = None
-    session_timeout: float = 10.0
+    session_timeout: float | timedelta = 10.0
     token: Token | None = None
     namespace: str | None = None
     note: str | None = None

@@ -138,14 +138,10 @@ class LiveRequests:
             elif request.renew_at <= now:
                 request.renew_at = now + request.transaction_timeout / 3
                 fired.renewing.append(request)
-            self._update_next_timer(request)
+            if request.state is RequestState.HELD:
+                self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
+            else:
+                self.next_timer = min(self.next_timer, request.response_deadline)
         # Many timers at different times must not cause a scan for each of them.
         self.next_timer = max(self.next_timer, now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref))
         return fired
-
-    def _update_next_timer(self, request: Request) -> None:
-        """Make `next_timer` earlier if a timer of this request is earlier."""
-        if request.state is RequestState.HELD:
-            self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
-        else:
-            self.next_timer = min(self.next_timer, request.response_deadline)

@@ -26,7 +26,7 @@ from genie.client.commands import (
 )
 from genie.client.config import Address, ClientOptions, Token, parse_addresses
 from genie.client.durations import to_seconds
-from genie.client.errors import already_released, copy_lock_lost, reject_pickling
+from genie.client.errors import copy_lock_lost, reject_pickling
 from genie.client.handover import Guard, LostEvent
 from genie.client.hints import warn_unconfirmed
 from genie.client.inspection import Inspection
@@ -39,7 +39,7 @@ from genie.client.transaction import (
     TransactionOptions,
     unique_name,
 )
-from genie.client.watches import Change
+from genie.client.watches import Change, WatchInfo
 from genie.errors import Code, Deadlock, GenieError, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
 
@@ -81,7 +81,7 @@ class Lock(LockInfo):
         if self._request.state is not RequestState.HELD:
             return
         try:
-            self._connection.release_lock(self._request, wait=True)
+            self._connection.release_lock(self._request)
         except RequestRejected as error:
             if error.code != Code.UNKNOWN_ID:  # a lock that the server does not know is not held
                 raise
@@ -108,10 +108,7 @@ class Lock(LockInfo):
         self._check_managed()
         if self._request.state is RequestState.HELD:
             self._connection.call(extend)
-        if self._request.error is not None:
-            raise copy_lock_lost(self._request.error)
-        if self._request.state not in (RequestState.HELD, RequestState.DETACHED):
-            raise already_released(self.id)
+        self._check_extended()
 
 
 class LockContext:
@@ -307,7 +304,7 @@ class TransactionContext:
                 error.add_note(f"In addition, {request.error}")
 
 
-class Watch:
+class Watch(WatchInfo):
     """The iterator of changes that `client.watch(…)` returns. It may also be used with `with`.
 
     The watch ends with `close` (which any thread may call), at the end of a `with` block, when a wait for the next change
@@ -315,26 +312,12 @@ class Watch:
     client is closed. Then the iteration ends.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_guard", "_watch")
+    __slots__ = ("__weakref__", "_connection", "_guard")
 
     def __init__(self, connection: SyncConnection, watch: watches.Watch) -> None:
+        super().__init__(watch)
         self._connection = connection
-        self._watch = watch
         self._guard = connection.guard(self, watch)
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of the watched resource names."""
-        return self._watch.prefix
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the last snapshot was truncated, because more locks are held than the server searches or sends.
-
-        If so, some held locks may not be reported. The `unlocked` event of a lock that ended during a disconnection may be
-        delayed until a conflicting lock on the same resource is granted.
-        """
-        return self._watch.truncated
 
     def __iter__(self) -> Self:
         return self
@@ -382,19 +365,8 @@ def connect(  # noqa: PLR0913 - one for each option
 
     Arguments, environment variables and errors are those of `genie.connect`.
     """
-    return Client(
-        parse_addresses(host, port, ssl=ssl),
-        ClientOptions(
-            connect_timeout=to_seconds(connect_timeout, "connect_timeout"),
-            response_timeout=to_seconds(response_timeout, "response_timeout"),
-            session=session,
-            session_timeout=to_seconds(session_timeout, "session_timeout"),
-            token=token,
-            namespace=namespace,
-            note=note,
-            lazy=lazy,
-        ),
-    )
+    options = ClientOptions(connect_timeout, response_timeout, session, session_timeout, token, namespace, note, lazy)
+    return Client(parse_addresses(host, port, ssl=ssl), options)
 
 
 class Client:

@@ -238,15 +238,11 @@ class SyncConnection:
         Neither blocks nor raises an error, so that the caller can propagate its own.
         """
         if request.state in (RequestState.WAITING, RequestState.HELD) and self._state is OPEN:
-            self._submitted.append((self.aio.abandon, (request,)))
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._execute_submitted)
+            self._submit_quietly(self.aio.abandon, request)
 
     def fail_request(self, request: Request, error: Exception) -> None:
         """End a waiting request of another thread: its call raises this error. Returns at once."""
-        self._submitted.append((self.aio.fail_request, (request, error)))
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._execute_submitted)
+        self._submit_quietly(self.aio.fail_request, request, error)
 
     def release(self, release: Release) -> str:
         """Send a release, now or on the next connection, and wait for its reply.
@@ -261,15 +257,11 @@ class SyncConnection:
         self._submit(self._send_release, release, handover)
         return handover.result()
 
-    def release_lock(self, request: Request, *, wait: bool) -> None:
-        """Release a lock or cancel a waiting request, unless the request has ended.
-
-        `wait`: wait for the reply, and raise Unavailable after `response_timeout`. Otherwise return at once.
-        """
-        handover: Handover[str] | None = Handover() if wait else None
+    def release_lock(self, request: Request) -> None:
+        """Release a lock, unless it has ended, and wait for the reply. Raises Unavailable after `response_timeout`."""
+        handover: Handover[str] = Handover()
         self._submit(self._send_lock_release, request, handover)
-        if handover is not None:
-            handover.result()
+        handover.result()
 
     def release_all(self, requests: Sequence[Request]) -> GenieError | None:
         """Release locks together, and wait for all replies. Returns the first error, or None.
@@ -333,7 +325,7 @@ class SyncConnection:
                     return watch.changes.popleft()
                 if watch.ended:
                     break
-                self._submit(self._await_change, watch, handover)
+                self._submit(self.aio.request_next, watch, handover)
                 handover.wait()
             except BaseException:
                 self.unwatch_soon(watch)
@@ -371,8 +363,8 @@ class SyncConnection:
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
         """Queue a function for the background thread, and return at once.
 
-        The function must not raise an error. Instead it completes the handover that is its last argument, if that is not
-        None. Raises an error if the client is not open.
+        The function completes the handover that is its last argument. So does an error of the function. Raises an error if
+        the client is not open.
         """
         if self._state is not OPEN:
             self.check_open()  # raises an error
@@ -391,6 +383,12 @@ class SyncConnection:
             raise ConnectionLost("the client was closed") from None
         if self._loop_ended:  # the function may have been queued too late to be executed
             raise ConnectionLost("the client was closed")
+
+    def _submit_quietly(self, function: Callable[..., None], *arguments: object) -> None:
+        """Queue a function that completes no handover for the background thread, if it still runs. Returns at once."""
+        self._submitted.append((function, arguments))
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._execute_submitted)
 
     def _execute_and_wait(self, function: Callable[..., None], *arguments: object) -> None:
         """Execute a function in the background thread, and wait until it returns.
@@ -455,60 +453,41 @@ class SyncConnection:
         try:
             while self._submitted:
                 function, arguments = self._submitted.popleft()
-                function(*arguments)
+                try:
+                    function(*arguments)
+                except Exception as error:
+                    handover = arguments[-1]
+                    if not isinstance(handover, Handover):
+                        raise
+                    handover.set_exception(error)
         finally:
             self.aio.flush()
 
     def _send(self, call: Call, handover: Handover[Any]) -> None:
-        """Send a call whose outcome completes `handover`, as does an error that prevents sending.
-
-        Behaves like `AsyncConnection.call`, without a task.
-        """
+        """Send a call whose outcome completes `handover`. Behaves like `AsyncConnection.call`, without a task."""
         if handover.done():  # the calling thread was interrupted, and has abandoned the call already
             return
-        aio = self.aio
-        try:
-            aio.check_open()
-            if not aio.session.up:
-                aio.check_not_rejected()
-            aio.send(call, handover)
-        except Exception as error:  # noqa: BLE001 - passed on to the caller
-            handover.set_exception(error)
+        self.aio.check_open()
+        if not self.aio.session.up:
+            self.aio.check_not_rejected()
+        self.aio.send(call, handover)
 
     def _send_release(self, release: Release, handover: Handover[str]) -> None:
-        """Send a release, or queue it while disconnected. The reply, or an error, completes `handover`."""
-        try:
-            self.aio.check_open()
-            self.aio.send(release, handover)
-        except Exception as error:  # noqa: BLE001 - passed on to the caller
-            handover.set_exception(error)
+        """Send a release, or queue it while disconnected. The reply completes `handover`."""
+        self.aio.check_open()
+        self.aio.send(release, handover)
 
-    def _send_lock_release(self, request: Request, handover: Handover[str] | None) -> None:
-        """Release the locks of a request. The reply completes `handover`, if there is one, with the reason why the locks
-        ended, or with the error.
+    def _send_lock_release(self, request: Request, handover: Handover[str]) -> None:
+        """Release the locks of a request. The reply completes `handover` with the reason why the locks ended.
 
         If the request has ended or is being released already, `handover` is completed at once with an empty string.
         """
-        try:
-            pending_release = self.aio.release_lock(request)
-        except Exception as error:  # noqa: BLE001 - passed on to the caller
-            if handover is not None:
-                handover.set_exception(error)
-            return
-        if handover is None:
-            return
-        if pending_release is None:
+        release = self.aio.release_lock(request)
+        if release is None:
             handover.set_result("")
         else:
-            pending_release.future = handover
-            self.aio.session.calls.limit_wait(pending_release, time.monotonic())
-
-    def _await_change(self, watch: Watch, handover: Handover[None]) -> None:
-        """Complete `handover` with None as soon as the watch has a change or has ended."""
-        try:
-            self.aio.request_next(watch, handover)
-        except Exception as error:  # noqa: BLE001 - passed on to the caller
-            handover.set_exception(error)
+            release.future = handover
+            self.aio.session.calls.limit_wait(release, time.monotonic())
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Handover[None]) -> None:

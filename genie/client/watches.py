@@ -149,6 +149,29 @@ class Watch(Call):
                 del self.held_locks[resource]
 
 
+class WatchInfo:
+    """The attributes of a watch that both clients have in common."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of the watched resource names."""
+        return self._watch.prefix
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last snapshot was truncated, because more locks are held than the server searches or sends.
+
+        If so, some held locks may not be reported. The `unlocked` event of a lock that ended during a disconnection may be
+        delayed until a conflicting lock on the same resource is granted.
+        """
+        return self._watch.truncated
+
+
 class Unwatch(Call):
     """The command `unwatch`."""
 

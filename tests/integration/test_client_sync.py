@@ -14,6 +14,7 @@ from contextlib import suppress
 import pytest
 
 from genie import ConnectionLost, Deadlock, LockLost, QueueTimeout, RequestRejected, TransactionTimeout, sync
+from genie.client.commands import make_request
 from genie.client.sync import Lock
 from genie.client.sync_connection import SyncConnection
 from support.processes.ports import free_port
@@ -196,7 +197,7 @@ def test_ctrl_c_before_the_id_is_known_releases_the_request(genie, other):
     name = "sync/early"
     with sync.connect(*genie.address) as client:
         link = client._connection
-        request = client._request([name])
+        request = make_request(link.new_ref(), [name])
         session = link.aio.session
         link._execute_and_wait(
             lambda: (session.requests.send(request, 0.0), session.abandon(request, 0.0), link.aio.flush())

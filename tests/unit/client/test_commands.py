@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 
 import orjson
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.client import commands
-from genie.client.commands import Extend, Inspect, Release, to_milliseconds
+from genie.client import aio, commands, sync
+from genie.client.commands import Extend, Inspect, Release, Request, to_milliseconds
+from genie.client.config import ClientOptions
 from genie.errors import RequestRejected
 from genie.protocol import commands as wire_commands
 
@@ -150,3 +152,48 @@ def test_requests_accepted_by_the_client_are_accepted_by_the_server(
 def test_inspect_rejects_an_unknown_kind_of_rows():
     with pytest.raises(ValueError, match='only must be "holders" or "queue"'):
         Inspect(only="waiters")  # type: ignore[arg-type]
+
+
+OPTIONS = {
+    "transaction": "t",
+    "queue_timeout": 1.0,
+    "transaction_timeout": 2.0,
+    "priority": 3,
+    "watchdog": True,
+    "on_disconnect": "release",
+    "note": "n",
+}
+
+
+@pytest.mark.parametrize("module", [aio, sync])
+@pytest.mark.parametrize("name", ["lock", "acquire", "try_acquire"])
+async def test_each_option_of_a_lock_reaches_its_request(module, name, monkeypatch):
+    def acquire(_: object, request: Request) -> object:
+        return asyncio.sleep(0, request) if module is aio else request
+
+    monkeypatch.setattr(module, "acquire", acquire)
+    options = {key: value for key, value in OPTIONS.items() if (name, key) != ("try_acquire", "queue_timeout")}
+    made = getattr(module.connect(), name)("a", **options)
+    request = made._request if name == "lock" else await made if module is aio else made
+    expected = commands.make_request(
+        request.ref, ["a"], **{**OPTIONS, "queue_timeout": 0 if name == "try_acquire" else 1.0}
+    )
+    assert request.line == expected.line
+    compared = ("queue_timeout", "transaction_timeout", "transaction", "watchdog", "bound_to_session")
+    assert [getattr(request, key) for key in compared] == [getattr(expected, key) for key in compared]
+
+
+@pytest.mark.parametrize("module", [aio, sync])
+def test_each_option_of_a_client_reaches_its_options(module, monkeypatch):
+    values = {
+        "connect_timeout": 1.0,
+        "response_timeout": 2.0,
+        "session": "s" * 20,
+        "session_timeout": 3.0,
+        "token": "t",
+        "namespace": "names",
+        "note": "n",
+        "lazy": True,
+    }
+    monkeypatch.setattr(module, "Client", lambda _, options: options)
+    assert module.connect(**values) == ClientOptions(**values)

@@ -31,14 +31,16 @@ def test_a_request_takes_timedeltas() -> None:
 
 
 @pytest.mark.parametrize("module", [aio, sync])
-def test_connect_takes_timedeltas(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Client", lambda _, options: options)
-    options = module.connect(
+def test_connect_takes_timedeltas(module: ModuleType) -> None:
+    client = module.connect(
         connect_timeout=timedelta(seconds=3),
         response_timeout=timedelta(seconds=2),
         session_timeout=timedelta(minutes=1),
     )
-    assert (options.connect_timeout, options.response_timeout, options.session_timeout) == (3.0, 2.0, 60.0)
+    connection = client._connection if module is aio else client._connection.aio
+    session = connection.session
+    timeouts = (connection.connect_timeout, session.calls.response_timeout, session.requests.lease.timeout_s)
+    assert timeouts == (3.0, 2.0, 60.0)
 
 
 def test_a_number_that_may_be_milliseconds_is_warned_of_once_and_both_units_are_named() -> None:
