@@ -89,23 +89,42 @@ class AdminClient:
         assert self._session is not None  # noqa: S101 - set by `__aenter__`
         await self._session.close()
 
-    async def get(self, path: str, limit: int | None) -> Any:
-        """Send a GET request for a path and return the decoded JSON response.
+    async def fetch(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
+        """Send a GET request for a path; return the decoded JSON response, also converted to the type `kind`.
 
-        `limit` is the maximum number of rows; None selects the default of the path. Raises RequestRejected
-        if the server responds with an error, and Unavailable if it cannot be reached or is not an admin port.
+        `limit` is the maximum number of rows; None selects the default of the path. Raises RequestRejected if the server
+        responds with an error, Unavailable if it cannot be reached or is not an admin port, and GenieError if the fields
+        don't match the type, e.g. because the server has another version.
         """
-        assert self._session is not None  # noqa: S101 - set by `__aenter__`
+        status, body = await self._get(path, limit)
         try:
-            parameters = self._query_parameters | ({} if limit is None else {"limit": str(limit)})
-            url = f"{self._scheme}{self.address}{path}"
+            response = codec.loads(body)
+            problem = None if status == HTTPStatus.OK else msgspec.convert(response, Problem)
+        except ValueError:
+            raise Unavailable(
+                f"{self.address} responded {status}, but not in the format of the admin port of this version"
+            ) from None
+        if problem is not None:
+            raise RequestRejected(printable(problem.code), printable(problem.message) + _leader_hint(problem))
+        try:
+            return response, msgspec.convert(response, kind)
+        except msgspec.ValidationError as error:
+            raise GenieError(f"unexpected reply, the server may have another version: {error}") from None
+
+    async def _get(self, path: str, limit: int | None) -> tuple[int, bytes]:
+        """Return the status and the body of the response to a GET request."""
+        assert self._session is not None  # noqa: S101 - set by `__aenter__`
+        parameters = self._query_parameters | ({} if limit is None else {"limit": str(limit)})
+        url = f"{self._scheme}{self.address}{path}"
+        try:
             # A redirect would send the token to another server.
             async with self._session.get(url, params=parameters, allow_redirects=False) as response:
-                status, body = response.status, bytearray()
+                body = bytearray()
                 async for part in response.content.iter_any():
                     body += part
                     if len(body) > MAX_RESPONSE_BYTES:
                         raise Unavailable(f"{self.address} sent a response of more than {MAX_RESPONSE_BYTES >> 20} MiB")
+                return response.status, bytes(body)
         except TimeoutError:
             raise Unavailable(f"{self.address} did not respond within {self._timeout_s:g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
@@ -118,31 +137,6 @@ class AdminClient:
         except (aiohttp.ClientError, OSError) as error:
             tls = "" if self._scheme == TLS else f"; if it has a certificate, use {TLS}{self.address}"
             raise Unavailable(f"{self.address} did not respond in HTTP: {error or type(error).__name__}{tls}") from None
-        return self._decode_body(status, body)
-
-    def _decode_body(self, status: int, body: bytearray) -> Any:
-        """Return the decoded JSON of a response with status 200. For other statuses, raise the error in the body."""
-        try:
-            response = codec.loads(bytes(body))
-            if status == HTTPStatus.OK:
-                return response
-            problem = msgspec.convert(response, Problem)
-        except ValueError:
-            raise Unavailable(
-                f"{self.address} responded {status}, but not in the format of the admin port of this version"
-            ) from None
-        raise RequestRejected(printable(problem.code), printable(problem.message) + _leader_hint(problem))
-
-    async def fetch(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
-        """Like `get`, but also return the response converted to the type `kind`.
-
-        Raises GenieError also if the fields don't match the type, e.g. because the server has another version.
-        """
-        response = await self.get(path, limit)
-        try:
-            return response, msgspec.convert(response, kind)
-        except msgspec.ValidationError as error:
-            raise GenieError(f"unexpected reply, the server may have another version: {error}") from None
 
     def query(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
         """Connect, `fetch` one path in a new event loop, and disconnect."""

@@ -183,6 +183,8 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         ending = "not recorded"
     else:
         ending = "waits now" if entry.granted_at is None else "held now"
+    names = [f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared]
+    resources = join_names(names[:MAX_RESOURCES], len(names)) if names else "anyOf"
     owner = entry.transaction or entry.client or "-"
     if entry.note:
         owner += f" ({entry.note})"
@@ -190,19 +192,13 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         asked,
         str(entry.id),
         printable(owner),
-        _resources(entry) if entry.mode is None else entry.mode,
+        entry.mode or resources,
         waited,
         printable(waited_for),
         held,
         ending,
         str(entry.fence or ""),
     ]
-
-
-def _resources(entry: Entry) -> str:
-    """Return the first resources of a request; `anyOf` if it was granted none."""
-    names = [f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared]
-    return join_names(names[:MAX_RESOURCES], len(names)) if names else "anyOf"
 
 
 def format_time(at_ms: float) -> str:

@@ -70,36 +70,25 @@ def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> 
         yield "No locks are held and no requests wait."
         return
     yield _title("Held", holders, payload["holdersTotal"])
-    yield from holder_lines(holders, now_ms, columns)
+    yield from request_lines(holders, now_ms, columns)
     yield _title("Waiting", queue, payload["queueTotal"])
-    yield from waiter_lines(queue, now_ms, columns)
+    yield from request_lines(queue, now_ms, columns, waiting=True)
 
 
-def holder_lines(rows: list[Row], now_ms: float, columns: int | None) -> Iterator[str]:
-    """Yield the lines of a table of held requests; no lines if `rows` is empty."""
+def request_lines(rows: list[Row], now_ms: float, columns: int | None, *, waiting: bool = False) -> Iterator[str]:
+    """Yield the lines of a table of held or waiting requests, the latter with their blockers; no lines without rows."""
     if not rows:
         return
-    header, *blocks = _table(rows, now_ms, columns, since_header="HELD FOR", timeout_header="ENDS IN")
-    yield from _indent(header)
+    header, *blocks = _table(rows, now_ms, columns, waiting=waiting)
+    yield from (INDENT + line for line in header)
     for row, lines in zip(rows, blocks, strict=True):
-        yield from _indent([*lines, *_note_lines(row, columns)])
-
-
-def waiter_lines(rows: list[Row], now_ms: float, columns: int | None) -> Iterator[str]:
-    """Yield the lines of a table of waiting requests and their blockers; no lines if `rows` is empty."""
-    if not rows:
-        return
-    header, *blocks = _table(rows, now_ms, columns, since_header="WAITS FOR", timeout_header="TIMES OUT IN")
-    yield from _indent(header)
-    for row, lines in zip(rows, blocks, strict=True):
-        yield from _indent([*lines, *_note_lines(row, columns), *blocker_lines(row, now_ms, columns)])
-
-
-def _note_lines(row: Row, columns: int | None) -> Iterator[str]:
-    if "note" in row:
-        yield from fold(INDENT, f"note: {row['note']}", _inner(columns))
-    if "traceparent" in row:
-        yield INDENT + f"trace: {_trace_id(row['traceparent'])}"
+        if "note" in row:
+            lines.extend(fold(INDENT, f"note: {row['note']}", _inner(columns)))
+        if "traceparent" in row:
+            lines.append(f"{INDENT}trace: {_trace_id(row['traceparent'])}")
+        if waiting:
+            lines.extend(blocker_lines(row, now_ms, columns))
+        yield from (INDENT + line for line in lines)
 
 
 def _trace_id(traceparent: str) -> str:
@@ -117,16 +106,14 @@ def _inner(columns: int | None) -> int | None:
     return None if columns is None else columns - len(INDENT)
 
 
-def _table(
-    rows: list[Row], now_ms: float, columns: int | None, since_header: str, timeout_header: str
-) -> list[list[str]]:
+def _table(rows: list[Row], now_ms: float, columns: int | None, *, waiting: bool) -> list[list[str]]:
     """Return the lines of a table: those of the header, and those of each request.
 
     Names are wrapped if the table is wider than `columns`. The priority column is omitted if all priorities are 0.
     """
     has_priorities = any(row["priority"] for row in rows)
-    priority_header = ["PRIORITY"] if has_priorities else []
-    headers = ["ID", "TRANSACTION", "RESOURCES", since_header, timeout_header, *priority_header]
+    times = ["WAITS FOR", "TIMES OUT IN"] if waiting else ["HELD FOR", "ENDS IN"]
+    headers = ["ID", "TRANSACTION", "RESOURCES", *times, *(["PRIORITY"] if has_priorities else [])]
     cells = [
         [
             str(row["id"]),
@@ -157,7 +144,3 @@ def blocker_lines(row: Row, now_ms: float, columns: int | None) -> Iterator[str]
     omitted = row["blockersTotal"] - len(row["blockers"])
     if omitted > 0:
         yield f"{INDENT}└ and {omitted:,} more"
-
-
-def _indent(lines: list[str]) -> Iterator[str]:
-    return (INDENT + line for line in lines)

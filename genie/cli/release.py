@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from genie.cli.format import natural_key
-from genie.cli.inspect import holder_lines, waiter_lines
+from genie.cli.inspect import request_lines
 from genie.cli.options import bare_name, one_line
 from genie.cli.query import Output, QueriedServer, Querier, Row, checked_reply, output_options, server_query
 from genie.errors import Code, RequestRejected
@@ -168,10 +168,10 @@ def _target_lines(targets: ReleaseList, now_ms: float, columns: int | None) -> I
         return
     if targets.holders:
         yield f"Held: {len(targets.holders):,}"
-        yield from holder_lines(targets.holders, now_ms, columns)
+        yield from request_lines(targets.holders, now_ms, columns)
     if targets.queue:
         yield f"Waiting: {len(targets.queue):,}"
-        yield from waiter_lines(targets.queue, now_ms, columns)
+        yield from request_lines(targets.queue, now_ms, columns, waiting=True)
     if not targets.complete:
         yield "The list is incomplete: run the command again afterwards."
 

@@ -75,21 +75,19 @@ def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> 
     if not payload["queueTotal"]:
         yield "No requests wait."
         return
-    edges = [cells for row in payload["queue"] for cells in _edge_cells(row, now_ms)]
+    edges = [
+        [
+            *[str(row["id"]), _owner(row), "→", str(blocker["id"]), _owner(blocker)],
+            *[f"{blocker['mode']}:{blocker['resource']}", blocker["state"], duration(now_ms - blocker["since"])],
+        ]
+        for row in payload["queue"]
+        for blocker in row["blockers"]
+    ]
     if edges:
         for lines in wrap_table(HEADERS, edges, columns, NAME_INDEXES, right_aligned=(len(HEADERS) - 1,)):
             yield from lines
     for note in _truncation_notes(payload):
         yield f"{note}."
-
-
-def _edge_cells(row: Row, now_ms: float) -> Iterator[list[str]]:
-    """Yield the table cells of each edge from a waiting request to a blocker, in the order of `HEADERS`."""
-    for blocker in row["blockers"]:
-        yield [
-            *[str(row["id"]), _owner(row), "→", str(blocker["id"]), _owner(blocker)],
-            *[f"{blocker['mode']}:{blocker['resource']}", blocker["state"], duration(now_ms - blocker["since"])],
-        ]
 
 
 def _owner(row: Row) -> str:
