@@ -460,8 +460,8 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "shared locks ignore an exclusive one",
         "core/grant.py",
-        "    return not resource.exclusive_count or table.grant_count(owner, name) > 0",
-        "    return True",
+        "    return resource.exclusive_count > 0 and not own_count",
+        "    return False",
         source="request",
     ),
     Mutant(

@@ -8,11 +8,11 @@ release or a cancellation only a few waiters can have become grantable, however 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
+from genie.core.wait_queue import LockedResource
 
 MAX_CANDIDATES = 1_000
 """Number of waiting requests that `grant_candidates` reads, or of resources that they name, after which it ends its search. It
@@ -193,6 +193,16 @@ def _queue_order(request: Request) -> tuple[float, int]:
 
 
 # -- The conflict check ---------------------------------------------------------------
+#
+# Two requests conflict if their owners differ and one of them is exclusive. So if a resource has an exclusive holder, all its
+# holders have the same owner.
+
+
+def _is_held_against(resource: LockedResource, own_count: int, exclusive: bool) -> bool:
+    """Return whether another owner than the one with `own_count` of the grants holds a resource in a conflicting mode."""
+    if exclusive:
+        return len(resource.holders) > own_count
+    return resource.exclusive_count > 0 and not own_count
 
 
 def is_grantable(table: LockTable, request: Request) -> bool:
@@ -226,11 +236,10 @@ def is_grantable(table: LockTable, request: Request) -> bool:
 
 def waits_for_holder(table: LockTable, request: Request) -> bool:
     """Return whether another owner holds a conflicting lock on any resource of a waiting request."""
-    owner = request.owner
-    for name in request.exclusive:
-        if len(table.resources[name].holders) > table.grant_count(owner, name):
-            return True
-    return any(table.resources[name].exclusive_count and not table.grant_count(owner, name) for name in request.shared)
+    return any(
+        _is_held_against(table.resources[name], table.grant_count(request.owner, name), exclusive)
+        for name, exclusive in request.modes()
+    )
 
 
 def is_immediately_grantable(table: LockTable, request: Request) -> bool:
@@ -268,7 +277,7 @@ def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> 
     own_count = table.grant_count(owner, name)
     if own_count and (resource.exclusive_count or not exclusive):
         return True
-    if resource.exclusive_count or (exclusive and len(resource.holders) > own_count):
+    if _is_held_against(resource, own_count, exclusive):
         return False
     queue = resource.wait_queue
     return queue is None or (
@@ -284,9 +293,9 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
     resource = table.resources[name]
     if resource.wait_queue is not None:
         return False
-    if exclusive:
-        return len(resource.holders) == table.grant_count(owner, name)
-    return not resource.exclusive_count or table.grant_count(owner, name) > 0
+    if not exclusive and not resource.exclusive_count:  # the usual case of a shared lock
+        return True
+    return not _is_held_against(resource, table.grant_count(owner, name), exclusive)
 
 
 def _already_owns(table: LockTable, request: Request) -> bool:
@@ -298,19 +307,3 @@ def _already_owns(table: LockTable, request: Request) -> bool:
         if name not in grants or not (name in uncontended or resources[name].exclusive_count):
             return False
     return all(name in grants for name in request.shared)
-
-
-def conflicting_holders(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[Request]:
-    """Yield the holders of `name` that block a waiting request: holders of other owners in a conflicting mode.
-
-    `exclusive`: the waiting request asks for `name` in exclusive mode.
-    """
-    resource, owner = table.resources[name], request.owner
-    if exclusive:
-        for holder in resource.holders.values():
-            if holder.owner != owner:
-                yield holder
-    elif resource.exclusive_count:
-        for holder in resource.holders.values():
-            if holder.owner != owner and holder.is_exclusive(name):
-                yield holder

@@ -131,7 +131,10 @@ class LockTable:
             self.get_or_create_resource(name).holders[id_] = request
             self.grants += 1
         if request.transaction is not None:
-            self.add_grants(request.transaction, request)
+            transaction = self._transaction(request.transaction)
+            transaction.held[id_] = request
+            for name in request.names():
+                transaction.grants[name] = transaction.grants.get(name, 0) + 1
 
     def remove_held(self, request: Request) -> AffectedQueues:
         """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now."""
@@ -159,7 +162,7 @@ class LockTable:
             elif not resource.holders:
                 del resources[name]
         if request.transaction is not None:
-            self.remove_grants(request.transaction, request)
+            self._remove_grants(request.transaction, request)
         return affected
 
     def enqueue(self, request: Request) -> dict[Request, int]:
@@ -257,15 +260,8 @@ class LockTable:
             transaction = self.transactions[name] = Transaction()
         return transaction
 
-    def add_grants(self, owner: str, request: Request) -> None:
-        """Add a held request to its transaction `owner`."""
-        transaction = self._transaction(owner)
-        transaction.held[request.id] = request
-        for name in request.names():
-            transaction.grants[name] = transaction.grants.get(name, 0) + 1
-
-    def remove_grants(self, owner: str, request: Request) -> None:
-        """Remove a held request from its transaction `owner`. Remove the transaction if it has no requests left."""
+    def _remove_grants(self, owner: str, request: Request) -> None:
+        """Remove a held request from its transaction `owner`, and the transaction if it has no requests left."""
         transaction = self.transactions[owner]
         del transaction.held[request.id]
         transaction.held_classes = None

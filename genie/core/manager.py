@@ -206,7 +206,8 @@ class LockManager:
     def adopt(self, request: Request) -> None:
         """Add a request in its current state, held or waiting, without granting any other request."""
         self.table.restore(request)
-        self._set_deadline(request)
+        if request.deadline < NEVER:
+            self.deadlines.add(request.deadline, request.id)
 
     def discard(self, id: int) -> None:
         """Remove the request with this id, if it is held or waiting, without granting any other request."""
@@ -297,7 +298,9 @@ class LockManager:
                 return
         if request.queue_timeout_ms <= 0 and not is_grantable(table, request):
             if moved:
-                self._undo_rearrangement(rearranged or {})
+                for name, (entries, order) in (rearranged or {}).items():
+                    previous = [entry[2] for entry in entries]
+                    table.wait_queue(name).rearrange(name, [each.entry(name) for each in order], previous)
                 self._end_on_arrival(request, events)
             else:
                 self._time_out(request, events)
@@ -341,12 +344,6 @@ class LockManager:
             moved |= dict.fromkeys(table.wait_queue(name).rearrange(name, entries, order), 0)
         self.rearrangements += bool(rearrangement)
         return rearrangement
-
-    def _undo_rearrangement(self, rearranged: deadlock.Rearrangement) -> None:
-        """Give rearranged queues their previous order back."""
-        for name, (entries, order) in rearranged.items():
-            previous = [entry[2] for entry in entries]
-            self.table.wait_queue(name).rearrange(name, [request.entry(name) for request in order], previous)
 
     def release(self, id: int, now: float) -> list[Event]:
         """Release a held request or cancel a waiting one, then grant the waiters that it blocked: a step of a `Release`."""
@@ -514,11 +511,6 @@ class LockManager:
         """Remove a held request. Return the queues in which waiters may be grantable now."""
         self.deadlines.discard(request.deadline, request.id)
         return self.table.remove_held(request)
-
-    def _set_deadline(self, request: Request) -> None:
-        """Schedule the deadline of a request. Does nothing for a request that waits without a time limit."""
-        if request.deadline < NEVER:
-            self.deadlines.add(request.deadline, request.id)
 
     def _clear_deadline(self, request: Request) -> None:
         if request.deadline < NEVER:

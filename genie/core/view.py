@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from genie.core.context import shown_context
 from genie.core.events import Blocker
 from genie.core.lock_table import LockTable, Transaction
-from genie.core.model import HELD, Mode, QueueEntry, Request
+from genie.core.model import HELD, Mode, Request
 
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
@@ -123,16 +123,10 @@ def _scan_resource(
     for holder in resource.holders.values() if exclusive or resource.exclusive_count else ():
         blocks = exclusive or _held_mode(table, name, holder) is Mode.EXCLUSIVE
         yield name, holder if blocks and holder.owner != owner else None, True
-    for entry in _earlier_entries(table, request, name, exclusive):
-        yield name, entry[2] if entry[2].owner != owner else None, False
-
-
-def _earlier_entries(table: LockTable, request: Request, name: str, exclusive: bool) -> Iterator[QueueEntry]:
-    """Yield the queue entries before a request that ask for the resource in a conflicting mode."""
-    queue, entry = table.wait_queue(name), request.entry(name)
-    yield from queue.exclusive.between(None, entry)
-    if exclusive:
-        yield from queue.shared.between(None, entry)
+    queue, own_entry = table.wait_queue(name), request.entry(name)
+    for waiters in (queue.exclusive, queue.shared) if exclusive else (queue.exclusive,):
+        for entry in waiters.between(None, own_entry):
+            yield name, entry[2] if entry[2].owner != owner else None, False
 
 
 # -- Inspection -----------------------------------------------------------------------
@@ -207,28 +201,21 @@ class _Matches:
     queue_total: int
 
 
+def _all_of(holders: Collection[Request], queue: Collection[Request]) -> _Matches:
+    return _Matches(holders, len(holders), queue, len(queue))
+
+
 def _find(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
     """Return the requests that match all given filters, through the most specific index of the lock table."""
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
     if name is None:
-        return _Matches(
-            holders=table.held.values(),
-            holders_total=len(table.held),
-            queue=table.waiting.values(),
-            queue_total=len(table.waiting),
-        )
+        return _all_of(table.held.values(), table.waiting.values())
     resource = table.lookup(name)
-    if resource is None:
-        return _Matches(holders=(), holders_total=0, queue=(), queue_total=0)
-    wait_queue = resource.wait_queue
-    queue = () if wait_queue is None else (entry[2] for entry in wait_queue)
-    return _Matches(
-        holders=resource.holders.values(),
-        holders_total=len(resource.holders),
-        queue=queue,
-        queue_total=0 if wait_queue is None else len(wait_queue),
-    )
+    if resource is None or resource.wait_queue is None:
+        return _all_of(() if resource is None else resource.holders.values(), ())
+    holders, wait_queue = resource.holders, resource.wait_queue
+    return _Matches(holders.values(), len(holders), (entry[2] for entry in wait_queue), len(wait_queue))
 
 
 def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
@@ -239,19 +226,13 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
         requests = [request] if matches and request is not None and (name is None or name in request.names()) else []
         holders = [request for request in requests if request.state is HELD]
         queue = [request for request in requests if request.state is not HELD]
-        return _Matches(holders=holders, holders_total=len(holders), queue=queue, queue_total=len(queue))
+        return _all_of(holders, queue)
     owner = None if transaction is None else table.transactions.get(transaction)
     if owner is None:
-        return _Matches(holders=(), holders_total=0, queue=(), queue_total=0)
+        return _all_of((), ())
     if name is None:
-        return _Matches(
-            holders=owner.held.values(),
-            holders_total=len(owner.held),
-            queue=owner.waiting.values(),
-            queue_total=len(owner.waiting),
-        )
-    holders, queue = _holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name)
-    return _Matches(holders=holders, holders_total=len(holders), queue=queue, queue_total=len(queue))
+        return _all_of(owner.held.values(), owner.waiting.values())
+    return _all_of(_holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name))
 
 
 def _holders_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:

@@ -343,17 +343,11 @@ class WaitQueue:
 
     def _before(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the last entry of both modes before `entry`, or None."""
-        shared, exclusive = self.shared.before(entry), self.exclusive.before(entry)
-        if shared is None or exclusive is None:
-            return shared or exclusive
-        return max(shared, exclusive)
+        return max(filter(None, (self.shared.before(entry), self.exclusive.before(entry))), default=None)
 
     def _after(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the first entry of both modes after `entry`, or None."""
-        shared, exclusive = self.shared.after(entry), self.exclusive.after(entry)
-        if shared is None or exclusive is None:
-            return shared or exclusive
-        return min(shared, exclusive)
+        return min(filter(None, (self.shared.after(entry), self.exclusive.after(entry))), default=None)
 
     @property
     def last(self) -> QueueEntry | None:

@@ -58,107 +58,75 @@ WEIGHT_RULE: Final = f"must be {_WEIGHT}"
 WEIGHTS_RULE: Final = f"must be a list, with {_WEIGHT} for each of anyOf"
 
 
+def _require(rule: str, is_valid: Callable[[Any], bool]) -> Check:
+    """Return the check that states `rule` for each value that is not valid."""
+    return lambda value: None if is_valid(value) else rule
+
+
+def _string_check(low: int, high: int, kind: str = "string") -> Check:
+    return _require(
+        f"must be a {kind} of {low} to {high} characters",
+        lambda value: type(value) is str and low <= len(value) <= high,
+    )
+
+
 def _number_rule(low: float, high: float) -> str:
     """Return the requirement for numbers from `low` to `high`, with a space between thousands."""
     return f"must be a number from {low:,} to {high:,}".replace(",", " ")
 
 
+def _number_check(low: float, high: float) -> Check:
+    return _require(_number_rule(low, high), lambda value: type(value) in (int, float) and low <= value <= high)
+
+
+def _error_of(read: Callable[[Any], object], prefix: str = "is invalid: ") -> Check:
+    """Return the check that states the ValueError with which `read` rejects a value."""
+
+    def check(value: Any) -> str | None:
+        try:
+            read(value)
+        except ValueError as error:
+            return prefix + str(error).removeprefix("a name ")
+        return None
+
+    return check
+
+
+def _first_of(*checks: Check) -> Check:
+    """Return the check that states the first requirement which a value violates."""
+    return lambda value: next((error for check in checks if (error := check(value)) is not None), None)
+
+
 TIMEOUT_RULE: Final = _number_rule(1, MAX_TIMEOUT_MS)
 
-
-def _number_check(low: float, high: float) -> Check:
-    """Return a check for numbers from `low` to `high`, both inclusive."""
-    rule = _number_rule(low, high)
-
-    def check(value: Any) -> str | None:
-        return None if type(value) in (int, float) and low <= value <= high else rule
-
-    return check
-
-
-def _integer_check(low: int, high: int) -> Check:
-    """Return a check for integers from `low` to `high`, both inclusive."""
-
-    def check(value: Any) -> str | None:
-        return None if type(value) is int and low <= value <= high else f"must be an integer from {low} to {high}"
-
-    return check
-
-
-def _id_error(value: Any) -> str | None:
-    return None if type(value) is int and abs(value) <= MAX_ID else ID_RULE
-
-
-def _name_error(value: Any) -> str | None:
-    """Return the error in the name of a resource or transaction, such as `must be a string`; None if it is valid."""
-    if type(value) is not str:
-        return STRING_RULE
-    try:
-        check_name(value)
-    except ValueError as error:
-        return str(error).removeprefix("a name ")
-    return None
-
-
-def _ref_error(value: Any) -> str | None:
-    return (
-        None if type(value) is str and 0 < len(value) <= MAX_REF else f"must be a string of 1 to {MAX_REF} characters"
-    )
-
-
-def _secret_error(value: Any) -> str | None:
-    if type(value) is str and MIN_SECRET <= len(value) <= MAX_SECRET:
-        return None
-    return f"must be a secret of {MIN_SECRET} to {MAX_SECRET} characters"
-
-
-def _token_error(value: Any) -> str | None:
-    if type(value) is str and 0 < len(value) <= MAX_TOKEN:
-        return None
-    return f"must be a string of 1 to {MAX_TOKEN} characters"
-
+_id_error = _require(ID_RULE, lambda value: type(value) is int and abs(value) <= MAX_ID)
+_ref_error = _string_check(1, MAX_REF)
+_token_error = _string_check(1, MAX_TOKEN)
+_name_error = _first_of(_require(STRING_RULE, lambda value: type(value) is str), _error_of(check_name, ""))
 
 _NAMESPACE: Final = re.compile(NAMESPACE_PATTERN)
+namespace_error: Check = _require(
+    f"must be a string of 1 to {MAX_NAMESPACE} letters, digits or any of _.:-",
+    lambda value: type(value) is str and len(value) <= MAX_NAMESPACE and _NAMESPACE.fullmatch(value) is not None,
+)
 
 
-def namespace_error(value: Any) -> str | None:
-    """Return the error in the name of a namespace, such as `must be a string …`; None if it is valid."""
-    if type(value) is str and len(value) <= MAX_NAMESPACE and _NAMESPACE.fullmatch(value):
-        return None
-    return f"must be a string of 1 to {MAX_NAMESPACE} letters, digits or any of _.:-"
+def _are_strings(value: Any) -> bool:
+    return all(type(each) is str for each in value)
 
 
-def _on_disconnect_error(value: Any) -> str | None:
-    return None if value in ("keep", "release") else 'must be "keep" or "release"'
+def _is_list(value: Any, max_length: int) -> bool:
+    return type(value) is list and 0 < len(value) <= max_length
 
 
-def _only_error(value: Any) -> str | None:
-    return None if value in ("holders", "queue") else 'must be "holders" or "queue"'
-
-
-def _resources_error(value: Any) -> str | None:
-    """Return the error in the field `resources`, or None if `value` is valid."""
-    if type(value) is not list or not 0 < len(value) <= MAX_RESOURCES:
-        return RESOURCES_RULE
-    if not all(type(resource) is str for resource in value):
-        return 'must contain only strings like "shared:NAME" or "exclusive:NAME"'
-    try:
-        split_by_mode(value)
-    except ValueError as error:
-        return f"is invalid: {error}"
-    return None
-
-
-def _any_of_error(value: Any) -> str | None:
-    """Return the error in the field `anyOf`, or None if `value` is valid."""
-    if type(value) is not list or not 0 < len(value) <= MAX_CHOICES or not all(type(name) is str for name in value):
-        return ANY_OF_RULE
-    try:
-        parse_choices(value)
-    except ValueError as error:
-        return f"is invalid: {error}"
-    return None
-
+_resources_error = _first_of(
+    _require(RESOURCES_RULE, lambda value: _is_list(value, MAX_RESOURCES)),
+    _require('must contain only strings like "shared:NAME" or "exclusive:NAME"', _are_strings),
+    _error_of(split_by_mode),
+)
+_any_of_error = _first_of(
+    _require(ANY_OF_RULE, lambda value: _is_list(value, MAX_CHOICES) and _are_strings(value)), _error_of(parse_choices)
+)
 
 _DECIMAL: Final = re.compile(DECIMAL_PATTERN)
 
@@ -177,33 +145,10 @@ def check_weights(weights: list[int | str]) -> None:
         raise ValueError(f"weights {WEIGHTS_RULE}")
 
 
-def _weight_error(value: Any) -> str | None:
-    return None if _is_weight(value) else WEIGHT_RULE
-
-
-def _weights_error(value: Any) -> str | None:
-    if type(value) is list and value and all(map(_is_weight, value)):
-        return None
-    return WEIGHTS_RULE
-
-
 def _prefix_error(value: Any) -> str | None:
     """Return the error in a prefix of names, or None. Unlike a name, a prefix may be empty."""
     error = None if value == "" else _name_error(value)
     return error and error.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
-
-
-def _text_check(max_length: int) -> Check:
-    """Return a check for free text of 1 to `max_length` characters."""
-
-    def check(value: Any) -> str | None:
-        try:
-            _check_text(value, max_length)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    return check
 
 
 def _check_text(value: Any, max_length: int) -> None:
@@ -217,14 +162,6 @@ def _check_text(value: Any, max_length: int) -> None:
 _TRACEPARENT: Final = re.compile(TRACEPARENT_PATTERN)
 
 
-def _traceparent_error(value: Any) -> str | None:
-    if type(value) is str and _TRACEPARENT.fullmatch(value):
-        return None
-    return (
-        'must be a traceparent of W3C Trace Context, "VERSION-TRACE_ID-PARENT_ID-FLAGS" in lowercase hexadecimal digits'
-    )
-
-
 def check_note(note: str) -> None:
     """Raise ValueError if the field `note` is invalid."""
     _check_text(note, MAX_NOTE)
@@ -235,43 +172,40 @@ def check_client(client: str) -> None:
     _check_text(client, MAX_CLIENT)
 
 
-def _protocol_error(value: Any) -> str | None:
-    return None if type(value) is int else f"must be an integer, the protocol version: {PROTOCOL}"
-
-
-def _boolean_error(value: Any) -> str | None:
-    return None if type(value) is bool else "must be true or false"
-
-
 _timeout_check = _number_check(1, MAX_TIMEOUT_MS)
 
 FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
     "request": {
         "resources": _resources_error,
         "anyOf": _any_of_error,
-        "weights": _weights_error,
-        "target": _weight_error,
+        "weights": _require(
+            WEIGHTS_RULE, lambda value: type(value) is list and bool(value) and all(map(_is_weight, value))
+        ),
+        "target": _require(WEIGHT_RULE, _is_weight),
         "queueTimeout": _number_check(0, MAX_TIMEOUT_MS),
         "transactionTimeout": _timeout_check,
         "transactionName": _name_error,
         "priority": _number_check(-MAX_PRIORITY, MAX_PRIORITY),
         "ref": _ref_error,
-        "onDisconnect": _on_disconnect_error,
-        "note": _text_check(MAX_NOTE),
-        "traceparent": _traceparent_error,
+        "onDisconnect": _require('must be "keep" or "release"', lambda value: value in ("keep", "release")),
+        "note": _error_of(check_note, ""),
+        "traceparent": _require(
+            'must be a traceparent of W3C Trace Context, "VERSION-TRACE_ID-PARENT_ID-FLAGS" in lowercase hexadecimal digits',
+            lambda value: type(value) is str and _TRACEPARENT.fullmatch(value) is not None,
+        ),
         "namespace": namespace_error,
     },
     "release": {"id": _id_error, "ref": _ref_error, "namespace": namespace_error},
     "extend": {"id": _id_error, "transactionTimeout": _timeout_check, "ref": _ref_error, "namespace": namespace_error},
     "hello": {
-        "protocol": _protocol_error,
-        "client": _text_check(MAX_CLIENT),
-        "quiet": _boolean_error,
-        "session": _secret_error,
+        "protocol": _require(f"must be an integer, the protocol version: {PROTOCOL}", lambda value: type(value) is int),
+        "client": _error_of(check_client, ""),
+        "quiet": _require("must be true or false", lambda value: type(value) is bool),
+        "session": _string_check(MIN_SECRET, MAX_SECRET, "secret"),
         "sessionTimeout": _timeout_check,
         "token": _token_error,
         "namespace": namespace_error,
-        "note": _text_check(MAX_NOTE),
+        "note": _error_of(check_note, ""),
         "ref": _ref_error,
     },
     "bye": {"ref": _ref_error},
@@ -280,8 +214,10 @@ FIELD_CHECKS: Final[Mapping[str, Mapping[str, Check]]] = {
         "resource": _name_error,
         "id": _id_error,
         "transactionName": _name_error,
-        "limit": _integer_check(1, MAX_ROWS),
-        "only": _only_error,
+        "limit": _require(
+            f"must be an integer from 1 to {MAX_ROWS}", lambda value: type(value) is int and 1 <= value <= MAX_ROWS
+        ),
+        "only": _require('must be "holders" or "queue"', lambda value: value in ("holders", "queue")),
         "ref": _ref_error,
         "namespace": namespace_error,
     },
