@@ -53,7 +53,6 @@ from genie.server.sessions import (
     Session,
     SessionEnd,
     SessionTable,
-    StateReport,
     fingerprint,
     is_same_request,
 )
@@ -491,10 +490,10 @@ class Dispatcher:
         if session.connection is not None:
             self._takeovers.record(session.number, (session.note, hello.note), name, now)
             self._detach_replaced(session.connection)
-        session.connection, session.connected_at, connection.session = connection, inf, session
+        session.connect(connection)
+        connection.session = session
         session.quiet, session.note = hello.quiet, hello.note
         self._welcome(connection, hello, resumed=resumed)
-        session.state_report = StateReport(session)
         return self._report_state(now, connection)
 
     def _report_state(self, now: float, connection: Peer) -> bool:

@@ -218,6 +218,10 @@ class Session:
         self._refs: dict[str, Request | RetainedReply] = {}
         """Live requests and retained replies by `ref`."""
 
+    def connect(self, connection: Outbound) -> None:
+        """Continue on a connection, whose client is to be sent the state of the session."""
+        self.connection, self.connected_at, self.state_report = connection, inf, StateReport(self)
+
     def add_queued(self, request: Request) -> None:
         """Add a waiting request to the session."""
         self.bound[request.id] = request

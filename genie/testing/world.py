@@ -138,8 +138,7 @@ class World:
             ):
                 await asyncio.sleep(0.01)
         started_at = self.loop.time()
-        self.history.entries.clear()  # what the service sees begins now
-        self.history.clock = lambda: self.loop.time() - started_at
+        self.history.restart()  # what the service sees begins now
         for fault in self.faults:
             self.loop.call_at(started_at + fault.at_s, self._inject, fault, context=Context())
         node = self.loop.create_node("main")

@@ -62,6 +62,12 @@ class History(Observer):
     _partial_lines: dict[tuple[SimTransport, str], bytes] = field(default_factory=dict)
     """The bytes of an incomplete line, by one side of a connection and the kind of the entry."""
 
+    def restart(self) -> None:
+        """Forget all entries, and count the time from now on."""
+        self.entries.clear()
+        clock, started_at = self.clock, self.clock()
+        self.clock = lambda: clock() - started_at
+
     def append(self, kind: str, node: str, data: Any, connection: int = 0) -> None:
         """Append an entry with the current time."""
         self.entries.append(Entry(self.clock(), kind, node, data, connection))

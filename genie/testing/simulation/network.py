@@ -109,24 +109,12 @@ class Network:
             await asyncio.sleep(self.one_way_delay_s(hosts))
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{host}', {port})")
         self._connection_count += 1
-        connection = Connection(self, self._connection_count, client=node, server=listener.node, address=(host, port))
+        established: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
+        connection = Connection(self, self._connection_count, node, factory, established, listener)
         self.connections[connection] = None
         self.observer.opened(connection)
-        established: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
-
-        def start_server_side() -> None:
-            connection.server.start(listener.factory())
-
-        def start_client_side() -> None:
-            protocol = factory()
-            connection.client.start(protocol)
-            if not established.done():
-                established.set_result(protocol)
-
-        connection.server.on_established, connection.client.on_established = start_server_side, start_client_side
         connection.client.out.send(ESTABLISHED)
         connection.server.out.send(ESTABLISHED)
-        connection.client.waiter = established
         try:
             return connection.client, await established
         except BaseException:
@@ -487,9 +475,20 @@ class SimTransport(asyncio.Transport):
     """One side of a simulated TCP connection.
 
     `out` is the pipe to the peer and `into` the pipe from the peer. `own` and `peer` are the addresses of the two sides.
+    `factory` makes the protocol when the handshake reaches this side. On the client side, `established` is then done.
     """
 
-    def __init__(self, connection: Connection, node: Node, out: Pipe, into: Pipe, own: Any, peer: Any) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        node: Node,
+        factory: Callable[[], asyncio.Protocol],
+        established: asyncio.Future[asyncio.Protocol] | None,
+        out: Pipe,
+        into: Pipe,
+        own: Any,
+        peer: Any,
+    ) -> None:
         super().__init__(
             {"socket": SimSocket(own, peer), "sockname": own, "peername": peer},
         )
@@ -499,11 +498,9 @@ class SimTransport(asyncio.Transport):
         self.out = out
         self.into = into
         out.source = into.destination = self
+        self._factory = factory
         self._protocol: Any = None
-        self.on_established: Callable[[], None]
-        """Called when the handshake reaches this side. The function creates and starts the protocol."""
-        self.waiter: asyncio.Future[asyncio.Protocol] | None = None
-        """On the client side, the future that `connect` awaits until the connection is established."""
+        self._established = established
         self._buffer = bytearray()
         """The bytes that wait for space in the peer's window."""
         self.read_paused = False
@@ -604,17 +601,15 @@ class SimTransport(asyncio.Transport):
 
     # -- from the network ---------------------------------------------------------------------------------
 
-    def start(self, protocol: asyncio.Protocol) -> None:
-        """Attach the protocol, and tell it that the connection is established."""
-        self._protocol = protocol
-        protocol.connection_made(self)
-
     def segment_received(self, kind: str) -> None:
         """Process a segment without bytes: the handshake, FIN or RST."""
         if self.has_ended:
             return
         if kind is ESTABLISHED:
-            self.on_established()
+            self._protocol = self._factory()
+            self._protocol.connection_made(self)
+            if self._established is not None and not self._established.done():
+                self._established.set_result(self._protocol)
         elif kind is RESET:
             self._finish("reset", ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         elif not self._closing and self._protocol is not None:  # FIN
@@ -709,24 +704,37 @@ class SimTransport(asyncio.Transport):
         self.network.remove_if_ended(self.connection)
         if self._protocol is not None:
             self.network.loop.call_soon(self._protocol.connection_lost, error, context=self.node.context)
-        elif self.waiter is not None and not self.waiter.done():
-            self.waiter.set_exception(error or ConnectionAbortedError(errno.ECONNABORTED, "aborted"))
+        elif self._established is not None and not self._established.done():
+            self._established.set_exception(error or ConnectionAbortedError(errno.ECONNABORTED, "aborted"))
 
 
 class Connection:
     """A TCP connection: the transports of client and server, and a pipe for each direction.
 
-    `address` is the address of the server.
+    `client` is the node that connects. Its protocol, which `factory` makes, is the result of `established`.
     """
 
-    def __init__(self, network: Network, number: int, client: Node, server: Node, address: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        number: int,
+        client: Node,
+        factory: Callable[[], asyncio.Protocol],
+        established: asyncio.Future[asyncio.Protocol],
+        listener: Listener,
+    ) -> None:
         self.number = number
+        self.address = address = listener.address
+        server = listener.node
         hosts = frozenset((client.host, server.host))
         to_server, to_client = Pipe(network, hosts), Pipe(network, hosts)
         client_address = (client.host, 40_000 + number)
-        self.client = SimTransport(self, client, out=to_server, into=to_client, own=client_address, peer=address)
-        self.server = SimTransport(self, server, out=to_client, into=to_server, own=address, peer=client_address)
-        self.address = address
+        self.client = SimTransport(
+            self, client, factory, established, out=to_server, into=to_client, own=client_address, peer=address
+        )
+        self.server = SimTransport(
+            self, server, listener.factory, None, out=to_client, into=to_server, own=address, peer=client_address
+        )
         self.silent = False
         """Whether the machine of one side has lost power, so that this side sends nothing any more."""
 

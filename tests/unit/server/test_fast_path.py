@@ -139,8 +139,7 @@ def test_a_grant_has_the_effects_of_its_event(payload: dict[str, Any], mode: str
             transaction=granted.transaction,
             ref=granted.ref,
             release_on_disconnect=granted.release_on_disconnect,
-            note=granted.note,
-            principal=granted.principal,
+            context=granted.context,
         )
         choices = [("a", mode == "exclusive"), ("b", mode == "exclusive")]
         slow.dispatcher._take(20.0, slow.client, Take(request, choices, [1, 1], 2))
