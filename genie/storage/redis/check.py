@@ -122,7 +122,6 @@ class _Check:
     def __init__(self, primary: Primary, namespace: str) -> None:
         self._primary = primary
         self._keyspace = Keyspace(primary, namespace)
-        self._prefix = self._keyspace.meta.removesuffix("meta")
         self._report = Report(namespace)
         self._decoder = RecordDecoder()
         self._counts: Counter[str] = Counter()
@@ -246,7 +245,7 @@ class _Check:
 
     async def _describe_keys(self, meta: Meta) -> None:
         """Report the abandoned states, and the memory of the state and the log."""
-        for key in sorted(await self._primary.call("SMEMBERS", f"{self._prefix}snapshots")):
+        for key in sorted(await self._primary.call("SMEMBERS", self._keyspace.key("snapshots"))):
             if key.decode() != meta.epoch.state and await self._primary.call("EXISTS", key):
                 self._report.abandoned_states.append(key.decode())
         with suppress(ErrorReply):  # the Redis user may not run the command

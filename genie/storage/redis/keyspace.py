@@ -149,12 +149,7 @@ class Keyspace:
 
     def __init__(self, primary: Primary, name: str) -> None:
         self.primary = primary
-        prefix = f"{{{name}}}:"
-        self._prefix = prefix
-        self._snapshots = f"{prefix}snapshots"
-        self._candidates = f"{prefix}candidates"
-        self._positions = f"{prefix}positions"
-        self._transfer_request = f"{prefix}transfer_request"
+        self._prefix = f"{{{name}}}:"
         self.name = name
         """The name of the namespace."""
         self._candidate_id = secrets.token_hex(8)
@@ -171,7 +166,7 @@ class Keyspace:
         """The highest epoch number that this node has read or chosen. It chooses only higher ones."""
         self.meta = meta_key(name)
         """The key of the hash that describes the leader and the stored state."""
-        self.log = f"{prefix}log"
+        self.log = self.key("log")
         """The key of the log."""
         self.log_end = ""
         """The id of the last log entry at the last `read`; empty if there was none. Without `meta` the log is useless, but a
@@ -179,6 +174,10 @@ class Keyspace:
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
+
+    def key(self, name: str) -> str:
+        """Return a key of the namespace."""
+        return f"{self._prefix}{name}"
 
     async def read(self) -> Meta | None:
         """Read the metadata and the end of the log; None if the namespace is empty: it is new, or Redis has lost everything.
@@ -261,7 +260,7 @@ class Keyspace:
 
         Returns True if the node was not registered yet. True in a repeated call means that Redis has lost data in between.
         """
-        return bool(await self.primary.write("SADD", self._candidates, self._candidate_id))
+        return bool(await self.primary.write("SADD", self.key("candidates"), self._candidate_id))
 
     async def publish_position_and_compare(self, position: Position) -> bool:
         """Publish this candidate's replicated position; return whether another candidate has published a later one.
@@ -272,8 +271,8 @@ class Keyspace:
         """
         now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
         published = f"{position[0]}-{position[1]} {self._publish_count}"
-        await self.primary.write("HSET", self._positions, self._candidate_id, published)
-        stored = await self.primary.call("HGETALL", self._positions)
+        await self.primary.write("HSET", self.key("positions"), self._candidate_id, published)
+        stored = await self.primary.call("HGETALL", self.key("positions"))
         positions = dict(zip(stored[::2], stored[1::2], strict=True))
         positions.pop(self._candidate_id.encode(), None)
         seen_before = self._rivals
@@ -291,14 +290,16 @@ class Keyspace:
 
         The leader polls for the request, which expires after `TRANSFER_REQUEST_TTL_MS`.
         """
-        await self.primary.write("SET", self._transfer_request, f"{count} {address}", "PX", TRANSFER_REQUEST_TTL_MS)
+        await self.primary.write(
+            "SET", self.key("transfer_request"), f"{count} {address}", "PX", TRANSFER_REQUEST_TTL_MS
+        )
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
         """Return the address of the node that requests the namespace, and how many namespaces that node leads.
 
         Returns None if there is no request.
         """
-        stored = await self.primary.call("GET", self._transfer_request)
+        stored = await self.primary.call("GET", self.key("transfer_request"))
         if stored is None:
             return None
         count, _, address = stored.decode().partition(" ")
@@ -306,7 +307,7 @@ class Keyspace:
 
     async def delete_transfer_request(self) -> None:
         """Delete the transfer request, if there is one."""
-        await self.primary.call("UNLINK", self._transfer_request)
+        await self.primary.call("UNLINK", self.key("transfer_request"))
 
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield all records in chunks, each a map from id to encoded record.
@@ -443,11 +444,11 @@ class Keyspace:
     async def collect_garbage(self) -> None:
         """Delete the keys of the election, and all snapshots except the current one."""
         # Separate calls, because the two keys may be on different nodes during a slot migration.
-        for key in (self._candidates, self._positions):
+        for key in (self.key("candidates"), self.key("positions")):
             await self.primary.call("UNLINK", key)
-        snapshots = sorted(key.decode() for key in await self.primary.call("SMEMBERS", self._snapshots))
+        snapshots = sorted(key.decode() for key in await self.primary.call("SMEMBERS", self.key("snapshots")))
         if snapshots != [self.epoch.state]:
-            keys = [self.meta, self._snapshots, *snapshots]
+            keys = [self.meta, self.key("snapshots"), *snapshots]
             await self.primary.eval(_COLLECT_GARBAGE, keys, self.epoch.number, self.epoch.nonce)
 
     async def _acquire(self, takeover: Takeover) -> bool:
@@ -466,7 +467,7 @@ class Keyspace:
         status = await self.primary.eval(
             _ACQUIRE,
             # A key that may not exist would make the script fail during the migration of a hash slot.
-            [self.meta, self.log, epoch.state, *([] if candidate_id is None else [self._candidates])],
+            [self.meta, self.log, epoch.state, *([] if candidate_id is None else [self.key("candidates")])],
             *(epoch.number, epoch.nonce, *expected, encode_node(takeover.node), FORMAT_VERSION),
             "" if takeover.base is None else encode_position(takeover.base),
             encode_ends(ends),
@@ -486,7 +487,7 @@ class Keyspace:
         The script also names the key `meta`, so that it fails on a node that has only one of the keys during the migration
         of a hash slot.
         """
-        await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self._snapshots], epoch.state)
+        await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self.key("snapshots")], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
         """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""
@@ -501,7 +502,7 @@ class Keyspace:
         """
         self.highest_epoch = max(self.highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
-        return LeaderEpoch(self.highest_epoch, nonce, f"{self._prefix}state:{self.highest_epoch}-{nonce}")
+        return LeaderEpoch(self.highest_epoch, nonce, self.key(f"state:{self.highest_epoch}-{nonce}"))
 
 
 def meta_key(name: str) -> str:

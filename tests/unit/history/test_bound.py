@@ -99,8 +99,8 @@ def archiving(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     dropped: list[int] = []
 
     def archive(writer: HistoryWriter) -> None:
-        if writer._archive_from_s is not None:
-            writer._archive_from_s, writer._count_from_s = None, 0
+        if writer._archiver.due_at_s is not None:
+            writer._archiver.due_at_s, writer._count_from_s = None, 0
             dropped.append(clean_up(writer.directory, writer.retention))
 
     monkeypatch.setattr(HistoryWriter, "_archive", archive)

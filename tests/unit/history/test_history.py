@@ -279,7 +279,7 @@ async def test_an_error_of_the_disk_ends_the_recording_and_nothing_else(tmp_path
     while not list_segments(tmp_path):  # noqa: ASYNC110 - the event is in a thread
         await asyncio.sleep(0.01)
 
-    def fail() -> None:
+    def fail(_snapshot_bytes: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recording.writer, "_open", fail)
