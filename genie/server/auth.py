@@ -170,15 +170,18 @@ class Handshake:
 # -- Authorization: not used where clients need not authenticate ---------------------------------------
 
 
+_CHANGES = (Release, ReleaseByRef, Extend)  # a union type would be made at each call
+
+
 def authorize(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
     """Return an error if a principal may not execute a command, else None. Sets the principal of a new request."""
     command = without_namespace(command)
     if isinstance(command, Request):
         return _authorize_request(principal, command, command.names())
+    if isinstance(command, _CHANGES):
+        return _authorize_change(principal, command, table)
     if isinstance(command, Take):
         return _authorize_request(principal, command.request, [name for name, _ in command.choices])
-    if isinstance(command, Release | ReleaseByRef | Extend):
-        return _authorize_change(principal, command, table)
     if isinstance(command, Inspect):
         return _authorize_view(principal, "inspect: resource", command.resource, command.ref)
     if isinstance(command, Watch):

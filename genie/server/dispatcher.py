@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from genie import build, core
-from genie.access import INSPECT, LOCK, Principal
+from genie.access import ADMIN, INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
 from genie.core import (
     SUCCESS,
@@ -226,7 +226,9 @@ class Dispatcher:
                     continue
                 limits = self.limits
                 if (
-                    session.live_requests >= limits.unchecked_requests or manager.next_id >= limits.unchecked_below_id
+                    principal is not None  # it must be charged
+                    or session.live_requests >= limits.unchecked_requests
+                    or manager.next_id >= limits.unchecked_below_id
                 ) and not self._admit_request(
                     connection, command, len(command.exclusive) + len(command.shared), excess
                 ):
@@ -381,9 +383,7 @@ class Dispatcher:
         rejection = authorize(principal, command, self._table)
         if rejection is not None:
             self.notifier.reject(connection, rejection)
-        elif type(command) is Request:
-            self.limits.unchecked_below_id = 0  # so that the principal is charged
-        elif type(command) is Release:
+        elif type(command) is Release and principal.has_permission(ADMIN):
             request = self._table.find(command.id)
             if request is not None and request.context.principal != principal.name:
                 log.info(
