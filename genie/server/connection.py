@@ -224,8 +224,13 @@ class Connection(Peer, asyncio.Protocol):
         self._admission.leave(self)
         if self._handshake is not None:
             self._handshake.stop_timer()
+            self._handshake = (
+                None  # its timer refers to the connection: only the garbage collector would free the cycle
+            )
         if self.state is not ConnectionState.AUTHENTICATING:
             self.handler.on_disconnect(self)
+        else:
+            self.session.dispose()  # it refers to the connection, too, and no handler knows it
 
     def pause_writing(self) -> None:
         """Stop reading commands (back pressure), because the client does not read its messages."""

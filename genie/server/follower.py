@@ -64,8 +64,9 @@ class FollowerHandler:
         self._awaiting_handover.clear()
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Drop the reference to a lost connection. A follower has no requests to release."""
+        """Drop the references to a lost connection, that of its session, too. A follower has no requests to release."""
         self._awaiting_handover.pop(connection, None)
+        connection.session.dispose()
 
     def on_writable(self, connection: Peer) -> None:
         """Do nothing: a follower executes no slow commands."""
