@@ -139,7 +139,9 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option("--admin-host", str, "Address of the admin port.")
 @_option("--admin-port", AdminPortType(), "Admin port: metrics, health and a status page by HTTP; empty: none.")
 @_option(
-    "--token", str, "Token that clients must present. Visible in the process list: prefer GENIE_TOKEN or --token-file."
+    "--token",
+    str,
+    "Access token that clients must present. Visible in the process list: prefer GENIE_TOKEN or --token-file.",
 )
 @_option("--token-file", str, "File with that token, or with several and their permissions; reloaded on SIGHUP.")
 @_option("--tls-cert", str, "Certificate (PEM) of this server: it requires TLS.")
