@@ -23,8 +23,7 @@ class Take:
     """The weight of each choice, in the same order."""
     target: Weight
     as_strings: bool = False
-    """Whether the client sent its target as a string. Then the sums in the reply are also strings.
-    The lock manager only passes this flag on."""
+    """The client sent its target as a string, so the sums in the reply are also strings. Not read by the lock manager."""
 
 
 @dataclass(slots=True, init=False)

@@ -78,8 +78,8 @@ def successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
     """Yield owners that one request waits for: enough owners to reach all others transitively.
 
-    May yield an owner twice, or the owner of `request`. The nearest earlier exclusive request in a queue itself waits for all earlier requests and for the
-    holders, so nothing before it needs to be yielded.
+    May yield an owner twice, or the owner of `request`. The nearest earlier exclusive request in a queue itself waits for all
+    earlier requests and for the holders, so nothing before it needs to be yielded.
     """
     for name, exclusive in request.modes():
         queue = table.wait_queue(name)
@@ -390,12 +390,11 @@ def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
 def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owner, int]) -> list[Request] | None:
     """Return contiguous requests of a queue ordered by the ranks of their owners, or None if the order does not change.
 
-    `ranks` contains the owners of one component of the wait-for graph, among them those of the first and the last request.
-    Only their requests move. A
-    request of another owner (an outsider) is never between two conflicting requests of the
-    component, because then its owner would also be in the component. So no outsider is between the
-    first and the last exclusive request of the component. Outsiders between the component's shared
-    requests are shared as well, and stay before or after these exclusive requests.
+    `ranks` contains the owners of one component of the wait-for graph, which also made the first and the last request. Only
+    requests of the component move. Between two conflicting requests of the component there is never a request of another owner
+    (an outsider), because that owner would also be in the component. So no outsider is between the first and the last exclusive
+    request of the component. Outsiders between its shared requests are shared as well, and stay before or after the exclusive
+    requests.
     """
     # All following lists contain positions in `requests`.
     members = [i for i, request in enumerate(requests) if request.owner in ranks]

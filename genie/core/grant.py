@@ -26,10 +26,11 @@ the queue is read."""
 def grant_candidates(
     table: LockTable, affected: AffectedQueues, new_request: Request | None = None
 ) -> tuple[list[Request], AffectedQueues, int]:
-    """Return the waiters that may have become grantable, each once, in queue order, and the queues that are left.
+    """Return the waiters that may have become grantable, the queues that are left, and how much was read.
 
-    The third value is about how many requests and resources were read. `affected` are the queues that changed. The candidates also contain `new_request`, if given. Queues are left if there
-    are many requests to read: the caller continues with them later. The requests that were not read yet are the first ones.
+    The waiters are in queue order, each once, with `new_request` if it is given. `affected` are the queues that changed. Queues
+    are left if there are many requests to read: the caller continues with them later, first with the unread requests. The third
+    value is about the number of requests and resources that were read.
     """
     left: AffectedQueues = []
     if len(affected) == 1 and new_request is None:

@@ -542,9 +542,9 @@ class LockManager:
     ) -> int:
         """Grant all grantable requests of the affected queues, and `new_request` if it is grantable.
 
-        Returns about how many requests and resources were read to find them. Requests are granted in queue order. One pass is enough, because a grant makes no other request
-        grantable: a request that blocked others as an earlier waiter blocks them as a holder now. For
-        the same reason the rest of very many candidates can be checked in later steps.
+        Requests are granted in queue order. One pass is enough, because a grant makes no other request grantable: a request that
+        blocked others as an earlier waiter blocks them as a holder now. For the same reason the rest of very many candidates can
+        be checked in later steps. Returns about how many requests and resources were read.
         """
         if len(affected) == 1 and new_request is None:
             only_candidate = only_grantable(self.table, affected[0][0])

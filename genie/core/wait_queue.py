@@ -83,7 +83,7 @@ class SortedQueue:
         return first[2].owner != owner or self._first_not_owned_by(owner, entry) is not None
 
     def _first_not_owned_by(self, owner: Owner, high: QueueEntry | None) -> QueueEntry | None:
-        """Return the first entry before `high` whose request has another owner, or None. `high` None: of all entries.
+        """Return the first entry, before `high` if it is given, whose request has another owner, or None.
 
         A client can make long queues of one owner, and each of its next requests searches them. So chunks in which an earlier
         search has found no other owner are skipped, and a search reads about `MAX_CHUNK` entries.
@@ -94,16 +94,12 @@ class SortedQueue:
                     if entry[2].owner != owner:
                         return entry if high is None or entry < high else None
                 if len(chunk) > MIN_UNIFORM_CHUNK:
-                    self._set_uniform_owner(index, owner)
+                    if self._uniform_owners is None:
+                        self._uniform_owners = [None] * len(self._chunks)
+                    self._uniform_owners[index] = owner
             if high is not None and chunk[-1] >= high:
                 return None
         return None
-
-    def _set_uniform_owner(self, index: int, owner: Owner) -> None:
-        """Keep that all entries of a chunk have the same owner."""
-        if self._uniform_owners is None:
-            self._uniform_owners = [None] * len(self._chunks)
-        self._uniform_owners[index] = owner
 
     def add(self, entry: QueueEntry) -> None:
         """Insert an entry at its sorted position. A chunk that exceeds `MAX_CHUNK` is split in half."""
@@ -162,7 +158,7 @@ class SortedQueue:
         return next(self.between(entry, None), None)
 
     def between(self, low: QueueEntry | None, high: QueueEntry | None) -> Iterator[QueueEntry]:
-        """Yield the entries between `low` and `high`, without these two. None: no bound on this side."""
+        """Yield the entries between `low` and `high`, without these two. A bound may be omitted with None."""
         chunks = self._chunks
         index = 0 if low is None else bisect_right(chunks, low, key=_last)
         while index < len(chunks):

@@ -10,6 +10,6 @@ class Budget:
 
     def __init__(self) -> None:
         self.is_exceeded = False
-        """Whether a limit kept the analysis from being complete."""
+        """A limit kept the analysis from being complete."""
         self.search_steps = 0
         """How many edges the searches for inversions have followed."""

@@ -63,19 +63,19 @@ class Edge:
         """Locks that every such transaction also held, with whether each was always exclusive."""
         self.example = example
         self.is_offending = False
-        """Whether inversions are known that such transactions complete: each new kind of transaction is another inversion."""
+        """Such transactions complete known inversions: each new kind of transaction is another inversion."""
         self.count = 0
         """How often a request made this edge."""
         self.last_unix_ms = 0.0
 
     @property
     def held_exclusive(self) -> bool:
-        """Whether the held lock is exclusive; `asked_exclusive` likewise for the lock that is asked for."""
+        """The held lock is exclusive."""
         return bool(self.flags & HELD_EXCLUSIVE)
 
     @property
     def asked_exclusive(self) -> bool:
-        """See `held_exclusive`."""
+        """The lock that is asked for is exclusive."""
         return bool(self.flags & ASKED_EXCLUSIVE)
 
     @property
@@ -90,7 +90,7 @@ class Edge:
 
     @property
     def is_within_class(self) -> bool:
-        """Whether both names are of one class."""
+        """Both names are of one class."""
         return self.held is self.asked
 
     @property

@@ -26,7 +26,7 @@ class Members:
     def __init__(self, cls: LockClass, name: str, exclusive: bool) -> None:
         self.cls = cls
         self.exclusive = exclusive
-        """Whether one of them is exclusive, the stronger mode."""
+        """One of them is exclusive, the stronger mode."""
         self.first = self.last = name
         """If digits are compared as characters."""
         self.first_by_number = self.last_by_number = name
