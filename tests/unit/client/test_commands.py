@@ -143,6 +143,8 @@ def test_requests_accepted_by_the_client_are_accepted_by_the_server(
         transaction=transaction,
     )
     read = wire_commands.read(request.line.rstrip(b"\n"))
+    if isinstance(read, wire_commands.LargeRequest):
+        read = read.request
     assert isinstance(read, wire_commands.Request)
     assert (read.ref, read.transaction, read.priority) == ("1", transaction, priority)
     assert set(read.exclusive) == set(names)
