@@ -92,22 +92,19 @@ class AsyncConnection:
         options: ClientOptions,
     ) -> None:
         self.connect_timeout = to_seconds(options.connect_timeout, "connect_timeout")
+        self._options = options
         self._resolver = Resolver()
-        self._token = check_token(options.token)
-        self._is_lazy, self._waits_for_servers = options.lazy, options.waits_for_servers
         self._servers = ServerList(addresses, self.connect_timeout)
-        self.explain_unavailable = self._servers.explain_unavailable
-        """Returns why there is no connection."""
         self.session = ClientSession(
             options.session,
             session_timeout=to_seconds(options.session_timeout, "session_timeout"),
             response_timeout=to_seconds(options.response_timeout, "response_timeout"),
             namespace=resolve_namespace(options.namespace),
             note=resolve_note(options.note),
-            explain_unavailable=self.explain_unavailable,
+            explain_unavailable=self._servers.explain_unavailable,
         )
         """The protocol state machine."""
-        if not callable(options.token):  # raises an error if the token or its file is wrong
+        if not callable(check_token(options.token)):  # raises an error if the token or its file is wrong
             self.session.handshake.use_token(resolve_token(options.token))
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
@@ -132,6 +129,10 @@ class AsyncConnection:
     def address(self) -> Address | None:
         """The server of the current connection, or None."""
         return None if self._handler is None else self._handler.address
+
+    def explain_unavailable(self) -> str:
+        """Return why there is no connection, for error messages."""
+        return self._servers.explain_unavailable()
 
     # -- events of the transport --------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class AsyncConnection:
         Raises OSError if a file is wrong, maybe because it is just being replaced, or a function of the caller fails.
         """
         try:
-            self.session.handshake.use_token(resolve_token(self._token))
+            self.session.handshake.use_token(resolve_token(self._options.token))
             return address.context()
         except Exception as error:
             raise OSError(f"no token or certificate for the connection: {error}") from error
@@ -373,11 +374,11 @@ class AsyncConnection:
         if not self._closed:
             raise RuntimeError("the client is open already")
         self._loop = asyncio.get_running_loop()
-        if not self._is_lazy:
+        if not self._options.lazy:
             await self._connect()
         self._closed = False
         self._was_opened = True
-        if self._is_lazy:
+        if self._options.lazy:
             self._reconnect_task = self._loop.create_task(self._reconnect())
         self._set_timer()
 
@@ -387,7 +388,7 @@ class AsyncConnection:
             async with asyncio.timeout(self.connect_timeout):
                 while not await self._try_all_servers():
                     self.check_not_rejected()
-                    if not (self._waits_for_servers or self._servers.any_server_answered):
+                    if not (self._options.waits_for_servers or self._servers.any_server_answered):
                         raise Unavailable(self.explain_unavailable())
                     await asyncio.sleep(self._servers.next_round_delay_s)
         except TimeoutError:

@@ -157,6 +157,7 @@ class Outcome(NamedTuple):
 class Request(Call):
     """The command `request`, and the lock that results from it.
 
+    It has many fields, because a client may hold 100,000 locks: parts of their own would take more memory for each lock.
     All points in time are seconds of this client's monotonic clock; inf: never.
     """
 
