@@ -126,7 +126,7 @@ CLIENT_MUTANTS: Final = [
     ),
     Mutant(
         "the clock of the client is ignored",
-        "client/pending.py",
+        "client/live_requests.py",
         "elif request.hold_ends_at <= now:",
         "elif False:",
         source="7",

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from genie.client.commands import Request, RequestState
 from genie.client.config import logger
-from genie.client.pending import LiveRequests
+from genie.client.live_requests import LiveRequests
 from genie.errors import Blocker, ConnectionLost, GenieError
 
 _clients: WeakSet[LiveRequests] = WeakSet()

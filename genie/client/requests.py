@@ -41,7 +41,7 @@ from genie.client.calls import Calls
 from genie.client.commands import Extend, Outcome, Release, Request, RequestState
 from genie.client.handshake import UP, Handshake
 from genie.client.keepalive import MIN_LEASE, SessionLease
-from genie.client.pending import LiveRequests
+from genie.client.live_requests import LiveRequests
 from genie.errors import Code, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
 
