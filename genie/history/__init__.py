@@ -2,6 +2,7 @@
 
 - `records` is the format: one JSON line for each event.
 - `recorder` writes the lines on the leader, after the commit and never in its way.
+- `redaction` replaces secret names by digests.
 - `archiver` compresses, indexes and deletes the files, in a process of its own; `segments` reads them.
 - `search` finds requests by resource, transaction, client and time; `gantt` draws them.
 - `replay` runs recorded commands through the lock manager again, also with changes.

@@ -32,8 +32,9 @@ from genie.core import (
 )
 from genie.core.deadlines import NEVER
 from genie.history import records
+from genie.history.redaction import Redaction, redaction_key
 from genie.history.retention import Retention
-from genie.history.writer import HistoryWriter, clean_up_command, name_digest, namespace_directory, redaction_key
+from genie.history.writer import HistoryWriter, clean_up_command, namespace_directory
 
 JOINED_LINES: Final = 32
 """Number of stored lines from which on they are joined: so few that they are still in the processor's cache."""
@@ -62,11 +63,10 @@ Positions = dict[str, tuple[float, int]]
 class Recorder:
     """Records the steps of one leadership.
 
-    `redacted` are prefixes: a name that begins with one is recorded as the prefix and a keyed digest of the name, and a
-    request with such a name without its note. So equal names stay equal, and a replay takes the same decisions.
+    It has more fields than other classes, because it works for each command: a mark is compared without another object.
     """
 
-    def __init__(self, writer: HistoryWriter, manager: LockManager, redacted: Sequence[str], key: bytes) -> None:
+    def __init__(self, writer: HistoryWriter, manager: LockManager, redaction: Redaction) -> None:
         self._lines: list[bytes] = []
         """Lines that are not joined yet, in order."""
         self._marked_at = NEEDS_CONTEXT
@@ -91,10 +91,9 @@ class Recorder:
         self._writer = writer
         self._manager = manager
         self._offset_ms = manager.unix_offset_ms
-        self._redacted = tuple(redacted)
+        self._redaction = redaction
         self._decoder = records.RawDecoder()
         """Decodes the encoded lines again if names must be redacted."""
-        self._key = key
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._record_state(manager)
@@ -210,12 +209,12 @@ class Recorder:
     def _join(self) -> None:
         """Join all lines, with redacted names and without padding."""
         text = b"\n".join(self._lines) + b"\n"
-        if len(text) > records.MAX_UNCHECKED_BYTES * len(self._lines) and not self._redacted:
+        if len(text) > records.MAX_UNCHECKED_BYTES * len(self._lines) and not self._redaction.prefixes:
             text = b"\n".join(map(records.without_padding, self._lines)) + b"\n"
         self._lines.clear()
         self._stored, self._mark_end, self._note_end = 0, NO_MARK, NO_MARK
-        if self._redacted:
-            text = records.encode_lines(map(self._redact, self._decoder.decode(text)))
+        if self._redaction.prefixes:
+            text = records.encode_lines(map(self._redaction.redact_line, self._decoder.decode(text)))
         self._joined.append(text)
         self._joined_bytes += len(text)
 
@@ -261,7 +260,7 @@ class Recorder:
             fence = request.fence if state is HELD else 0
             fields, positions = self._fields(request), None if state is HELD else _positions(request)
             lines.append(records.Carried(request.since + offset, *fields, (), fence, deadline, positions))
-        return records.encode_lines(map(self._redact, lines))
+        return records.encode_lines(map(self._redaction.redact_line, lines))
 
     def _line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
         """Return the line of an event; None for events without one, such as errors."""
@@ -299,34 +298,8 @@ class Recorder:
             request.transaction_timeout_ms,
             request.release_on_disconnect,
             request.context.principal,
-            None if self._redacted and request.context.choice_digest is not None else shown_note(request),
+            None if self._redaction.prefixes and request.context.choice_digest is not None else shown_note(request),
         )
-
-    # -- redaction ----------------------------------------------------------------------------------------
-
-    def _redact(self, line: records.Line) -> records.Line:
-        """Return a line with redacted names."""
-        redact = self.redact
-        if not self._redacted:
-            return line
-        if isinstance(line, records.Queued):  # also Granted and Carried
-            names = line.exclusive, line.shared, line.transaction
-            line.exclusive, line.shared = tuple(map(redact, line.exclusive)), tuple(map(redact, line.shared))
-            line.transaction = None if line.transaction is None else redact(line.transaction)
-            if (line.exclusive, line.shared, line.transaction) != names:
-                line.note = None
-        if isinstance(line, (records.Carried, records.Moved)) and line.positions is not None:
-            line.positions = {redact(name): entry for name, entry in line.positions.items()}
-        elif isinstance(line, records.Released):
-            line.cycle = tuple([redact(owner) if isinstance(owner, str) else owner for owner in line.cycle])
-        return line
-
-    def redact(self, name: str) -> str:
-        """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
-        for prefix in self._redacted:
-            if name.startswith(prefix):
-                return prefix + name_digest(self._key, name)
-        return name
 
 
 def _positions(request: Request) -> Positions | None:
@@ -366,11 +339,11 @@ class History:
         self, directory: str, namespace: str, server: str, retention: Retention, redacted: Sequence[str]
     ) -> None:
         self.directory = namespace_directory(directory, namespace)
-        self._namespace, self._server, self._retention, self._redacted = namespace, server, retention, redacted
+        self._namespace, self._server, self._retention = namespace, server, retention
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.directory).close()
-            self._key = redaction_key(self.directory) if redacted else b""
+            self._redaction = Redaction(redacted, redaction_key(self.directory) if redacted else b"")
         except OSError as error:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
         self._writer: HistoryWriter | None = None
@@ -382,7 +355,7 @@ class History:
         if self._writer is not None:
             self._dropped_before += self._writer.dropped
         self._writer = HistoryWriter(self.directory, self._namespace, self._server, self._retention)
-        return Recorder(self._writer, manager, self._redacted, self._key)
+        return Recorder(self._writer, manager, self._redaction)
 
     @property
     def dropped(self) -> int:

@@ -98,7 +98,7 @@ class Replay:
         self.ends = 0
         """How many ends were repeated exactly: at the same time, for the same reason."""
         self.is_cut_off = False
-        """Whether the record ends in the middle of a step, because its server was killed or the disk was full."""
+        """The record ends in the middle of a step, because its server was killed or the disk was full."""
         self._since = since
         self._on_step = on_step
         self._produced: deque[core.Event] = deque()
@@ -414,7 +414,7 @@ class _Recorded:
     ended_at: float | None = None
     reason: Reason | None = None
     was_live: bool = False
-    """Whether the request was live when the period began."""
+    """The request was live when the period began."""
 
 
 def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:

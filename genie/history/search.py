@@ -20,8 +20,8 @@ from msgspec import Struct, json
 
 from genie.core import Mode, Reason
 from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
+from genie.history.redaction import recorded_names
 from genie.history.segments import GAP_KEY, Segment, is_recorded, key_of, last_at, list_segments
-from genie.history.writer import recorded_names
 
 MAX_REQUESTS: Final = 10_000
 """Number of requests that a search returns at most."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import hmac
 import os
 import secrets
 import subprocess
@@ -40,48 +38,12 @@ ROOM_CHECK_S: Final = 1.0
 """Interval of the look for room while events are dropped, in seconds."""
 ARCHIVER_RETRY_S: Final = 60.0
 """Seconds after which an archiver that has failed is started again."""
-KEY_BYTES: Final = 32
 
 
 def namespace_directory(directory: str | Path, namespace: str) -> Path:
     """Return the directory with the history of one namespace."""
     name = quote(namespace, safe="")
     return Path(directory) / (name.replace(".", "%2E") if name in (".", "..") else name)
-
-
-def redaction_key(directory: Path, *, create: bool = True) -> bytes:
-    """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory.
-
-    Raises ValueError if the key is damaged: with a part of it, digests could be compared with guessed names.
-    """
-    path = directory / "redaction.key"
-    if create and not path.exists():
-        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another server may have been first
-            os.link(fresh, path)
-        fresh.unlink()
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
-    return key
-
-
-def name_digest(key: bytes, name: str) -> str:
-    """Return what is recorded of a redacted name after its prefix."""
-    return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
-
-
-def recorded_names(directory: Path, name: str) -> set[str]:
-    """Return all texts that may be recorded for a name: the name, and with the key of the directory its redactions."""
-    try:
-        digest = name_digest(redaction_key(directory, create=False), name)
-    except (OSError, ValueError):  # nothing is redacted, or the reader may not know what
-        return {name}
-    return {name, *(f"{name[:length]}{digest}" for length in range(1, len(name) + 1))}
 
 
 def clean_up_command(directory: Path, retention: Retention) -> list[str]:

@@ -337,7 +337,7 @@ class _LogCheck:
         self.last_epoch = 0
         """The epoch of the last takeover."""
         self.resigned = False
-        """Whether the last entry is a resignation."""
+        """The last entry is a resignation."""
 
     def continues(self, position: Position, values: dict[bytes, bytes]) -> bool:
         """Return whether an entry continues the log at the previous entry; the first entry, at the checkpoint or before."""

@@ -61,7 +61,7 @@ class Candidacy:
     last_sign_of_life: float
     """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
     has_seen_leader: bool
-    """Whether a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
+    """A leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
     Always True if the primary cannot change."""
     empty_since: float | None = None
     """When the namespace was first observed to be empty; None if it is not empty."""

@@ -86,7 +86,7 @@ class Follower:
         self._leader: str | None = None
         """The leader's address; None if the leader is unknown."""
         self._may_lag = False
-        """Whether the log may have entries that this node has not read, because Redis could not be reached."""
+        """The log may have entries that this node has not read, because Redis could not be reached."""
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
@@ -97,7 +97,7 @@ class Follower:
         self._load_error = ""
         """Why the state could not be loaded, as logged; empty if it was loaded."""
         self._has_acquired = False
-        """Whether this node has acquired leadership, but does not have the state to lead from yet."""
+        """This node has acquired leadership, but does not have the state to lead from yet."""
         self.acquired_state: StateMachine | None = None
         """The state with which this node has acquired leadership; None before."""
         self.acquired_at = 0.0

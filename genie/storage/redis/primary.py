@@ -53,7 +53,7 @@ class Primary:
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
         self._login = url.login
         self.has_sentinels = url.kind == "sentinel"
-        """Whether sentinels report the primary. If so, a leader must query the sentinels regularly."""
+        """Sentinels report the primary. If so, a leader must query the sentinels regularly."""
         self._discovery = discovery_for(url, key)
         self.may_change = self._discovery.primary_may_change
         """Another Redis, which may lack commits, can become the primary."""
@@ -205,7 +205,7 @@ class Primary:
 
     @property
     def asking(self) -> bool:
-        """Whether the connected node is importing the hash slot, and may still lack some of the keys."""
+        """The connected node is importing the hash slot, and may still lack some of the keys."""
         return self._connection is not None and self._connection.asking
 
     @property

@@ -177,7 +177,7 @@ class LocalReplica:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a snapshot is loaded, to which the log can be applied."""
+        """A snapshot is loaded, to which the log can be applied."""
         return self.lazy is not None
 
     @property
@@ -196,7 +196,7 @@ class LocalReplica:
 
     @property
     def has_led_last(self) -> bool:
-        """Whether this node has read no commit that is later than its own leadership."""
+        """The node has read no commit that is later than its own leadership."""
         return self._snapshot_as_leader is not None and self.history is self._snapshot_as_leader.history
 
     def snapshot(self) -> Snapshot | None:

@@ -83,12 +83,12 @@ class RedisStore:
             self._on_rolled_back,
         )
         self._keeps_commits = min_replicas > 0 or fsync
-        """Whether the settings promise that commits survive a failure of Redis."""
+        """The settings promise that commits survive a failure of Redis."""
         self._must_check = not allow_data_loss
-        """Whether to reject an unsafe configuration of Redis: only when the server starts. Later, a server that ended would
+        """An unsafe configuration of Redis is rejected: only when the server starts. Later, a server that ended would
         do more harm than one that logs the error."""
         self._is_leader = False
-        """Whether `open` has returned the state with which this node leads."""
+        """`open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
         """Acquires leadership; from the last call of `open`."""
         self._node = Node()
@@ -112,7 +112,7 @@ class RedisStore:
 
     @property
     def full(self) -> bool:
-        """Whether Redis is out of memory, and stores only releases."""
+        """Redis is out of memory, and stores only releases."""
         return self._writer.full
 
     @property

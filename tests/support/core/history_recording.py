@@ -10,6 +10,7 @@ from genie.access import Principal
 from genie.core import Command, Context, LockManager, Release, Request
 from genie.history import records
 from genie.history.recorder import Recorder
+from genie.history.redaction import Redaction
 from genie.history.retention import Retention
 from genie.history.writer import HistoryWriter, Missing
 
@@ -36,7 +37,7 @@ class Recording:
     ) -> None:
         self.manager = manager or LockManager(unix_offset_ms=T0)
         self.writer = HistoryWriter(directory, "main", "127.0.0.1:0", retention)
-        self.recorder = Recorder(self.writer, self.manager, redacted, b"key")
+        self.recorder = Recorder(self.writer, self.manager, Redaction(redacted, b"key"))
         self._as_lines = as_lines
 
     def step(self, command: Command, now: float) -> None:

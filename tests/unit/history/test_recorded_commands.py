@@ -20,6 +20,7 @@ from genie.core import SUCCESS, Command, Event, LockManager, Origin, Request
 from genie.history.archiver import archive_complete
 from genie.history.recorder import Recorder
 from genie.history.records import Carried, Granted, Line, Locked, Opened
+from genie.history.redaction import Redaction
 from genie.history.replay import Replay
 from genie.history.retention import Retention
 from genie.history.segments import list_segments, recorded_terms
@@ -54,7 +55,7 @@ LONG_S = 1e9
 
 def recorder(directory: Path, manager: LockManager, redacted: tuple[str, ...]) -> tuple[Recorder, HistoryWriter]:
     writer = HistoryWriter(directory, "main", "127.0.0.1:0", Retention())
-    return Recorder(writer, manager, redacted, b"key"), writer
+    return Recorder(writer, manager, Redaction(redacted, b"key")), writer
 
 
 def lines_of(directory: Path) -> list[Line]:

@@ -20,9 +20,9 @@ from genie.core.commands import Take
 from genie.history.archiver import archive_complete
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory
+from genie.history.redaction import redaction_key
 from genie.history.search import Entry, Query, Result, search
 from genie.history.segments import list_segments
-from genie.history.writer import redaction_key
 from support.core.history_recording import T0, Recording
 
 
@@ -222,7 +222,7 @@ async def test_a_damaged_archive_is_reported_and_never_believed(tmp_path: Path) 
 @pytest.mark.parametrize("archives", [False, True])
 async def test_who_has_the_key_finds_redacted_names(tmp_path: Path, archives: bool) -> None:
     recording = Recording(tmp_path, redacted=("customers/", "t/"))
-    recording.recorder._key = redaction_key(tmp_path)
+    recording.recorder._redaction._key = redaction_key(tmp_path)
     request = recording.request(0, "customers/alice", transaction="t/1")
     recording.request(1, "customers/bob")
     recording.stop()

@@ -13,10 +13,11 @@ import pytest
 
 from genie.history.archiver import archive_complete
 from genie.history.recorder import History
+from genie.history.redaction import redaction_key
 from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import list_segments
-from genie.history.writer import namespace_directory, redaction_key
+from genie.history.writer import namespace_directory
 from support.core.history_recording import PRINCIPALS, Recording
 
 

@@ -1,0 +1,85 @@
+"""Redaction: secret names are recorded as a prefix and a keyed digest, and can be found by those who may read the key."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from genie.history import records
+
+KEY_BYTES: Final = 32
+
+
+def redaction_key(directory: Path, *, create: bool = True) -> bytes:
+    """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory.
+
+    Raises ValueError if the key is damaged: with a part of it, digests could be compared with guessed names.
+    """
+    path = directory / "redaction.key"
+    if create and not path.exists():
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another server may have been first
+            os.link(fresh, path)
+        fresh.unlink()
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
+    return key
+
+
+def name_digest(key: bytes, name: str) -> str:
+    """Return what is recorded of a redacted name after its prefix."""
+    return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
+
+
+def recorded_names(directory: Path, name: str) -> set[str]:
+    """Return all texts that may be recorded for a name: the name, and with the key of the directory its redactions."""
+    try:
+        digest = name_digest(redaction_key(directory, create=False), name)
+    except (OSError, ValueError):  # nothing is redacted, or the reader may not know what
+        return {name}
+    return {name, *(f"{name[:length]}{digest}" for length in range(1, len(name) + 1))}
+
+
+class Redaction:
+    """Redacts the names that begin with one of the `prefixes`, and removes the notes of their requests.
+
+    Equal names stay equal, so a replay takes the same decisions.
+    """
+
+    def __init__(self, prefixes: Sequence[str], key: bytes) -> None:
+        self.prefixes, self._key = tuple(prefixes), key
+
+    def redact(self, name: str) -> str:
+        """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
+        for prefix in self.prefixes:
+            if name.startswith(prefix):
+                return prefix + name_digest(self._key, name)
+        return name
+
+    def redact_line(self, line: records.Line) -> records.Line:
+        """Redact the names in a line, which is changed, and return it."""
+        redact = self.redact
+        if not self.prefixes:
+            return line
+        if isinstance(line, records.Queued):  # also Granted and Carried
+            names = line.exclusive, line.shared, line.transaction
+            line.exclusive, line.shared = tuple(map(redact, line.exclusive)), tuple(map(redact, line.shared))
+            line.transaction = None if line.transaction is None else redact(line.transaction)
+            if (line.exclusive, line.shared, line.transaction) != names:
+                line.note = None
+        if isinstance(line, (records.Carried, records.Moved)) and line.positions is not None:
+            line.positions = {redact(name): entry for name, entry in line.positions.items()}
+        elif isinstance(line, records.Released):
+            line.cycle = tuple([redact(owner) if isinstance(owner, str) else owner for owner in line.cycle])
+        return line
