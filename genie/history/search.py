@@ -350,14 +350,9 @@ def _entry(line: Queued) -> Entry:
         priority=line.priority,
         waited_for=tuple(map(Waiter, line.waits_for)),
     )
-    if isinstance(line, Granted):  # also Carried
-        if line.fence:
-            entry.granted_at, entry.fence = line.at, line.fence
-            if not isinstance(line, Carried):
-                entry.asked_at = line.at
-        else:
-            entry.asked_at = line.at
-    else:
+    if isinstance(line, Granted) and line.fence:  # also Carried
+        entry.granted_at, entry.fence = line.at, line.fence
+    if entry.granted_at is None or not isinstance(line, Carried):
         entry.asked_at = line.at
     return entry
 
