@@ -468,7 +468,7 @@ async def error_middleware(
     try:
         return await handler(request)
     except ApiError as caught:
-        error = caught
+        error = caught.with_traceback(None)  # its frames, which may have a response of many megabytes, refer to `error`
         if error.status == web.HTTPServiceUnavailable.status_code:
             headers["Retry-After"] = "1"
     except web.HTTPNotFound:

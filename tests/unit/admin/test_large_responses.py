@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import ExitStack
+from typing import NoReturn
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from genie.admin import throttle
-from genie.admin.models import ApiError
+from genie.admin.models import ApiError, error_middleware
 from genie.admin.throttle import Body, ResponseCache, WorkBudget
 
 CHUNK = b"x" * (1 << 20)
@@ -46,3 +50,24 @@ async def test_large_responses_that_are_sent_are_bounded_and_each_counts_once() 
     assert not cache._clients
     with cache.sending(body(100)):
         assert cache.sent_bytes == 100 << 20, "one is sent, however large it is"
+
+
+class Large:
+    """What a handler has computed."""
+
+
+async def test_a_rejected_response_is_freed_without_the_garbage_collector() -> None:
+    computed: list[weakref.ref[Large]] = []
+
+    async def handler(_: object) -> NoReturn:
+        large = Large()
+        computed.append(weakref.ref(large))
+        raise ApiError(503, "too-many", "too many")
+
+    gc.disable()
+    try:
+        response = await error_middleware(make_mocked_request("GET", "/"), handler)
+        assert response.status == 503
+        assert computed[0]() is None
+    finally:
+        gc.enable()
