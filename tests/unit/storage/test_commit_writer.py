@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from genie.storage.redis.commit import AckPolicy, BatchInFlight, CommitEncoder, CommitWriter, Outcome
+from genie.storage.redis.commit import FINISHED, AckPolicy, BatchInFlight, CommitEncoder, CommitWriter, Outcome
 from genie.storage.redis.connection import ErrorReply
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import EpochHistory, Position
 from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address
-from genie.storage.store import Batch
+from genie.storage.store import Batch, LeadershipLost
 from support.storage.stores import soon
 
 OWN = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
@@ -141,6 +141,26 @@ async def test_a_batch_is_sent_that_follows_one_whose_connection_does_not_watch_
     writer.write(Batch(), not_reported)
     await soon(both_stored)
     await writer.stop()
+
+
+def test_the_outcome_of_a_batch_is_reported_once() -> None:
+    reported: list[BaseException | None] = []
+    batch = BatchInFlight(1, Batch(), {}, b"0 1 1", 0.0, reported.append)
+    batch.finish(None)
+    batch.finish(LeadershipLost("the recovery failed"))
+    assert reported == [None]
+    assert batch.done is None, "the caller, and its state in memory, are released"
+
+
+async def test_a_reply_after_the_node_has_stepped_down_is_ignored() -> None:
+    stored: list[BatchInFlight] = []
+    writer = writer_of(cast("Primary", ScriptedPrimary([])), meta_at((7, INDEX)), stored.append)
+    await writer.open()
+    writer.write(Batch(), not_reported)
+    await writer.stop()
+    writer._on_replies(writer.batch.expected_reply)
+    assert stored == []
+    assert writer.batch.state is FINISHED
 
 
 OTHER_NODE = LeaderEpoch(7, "other", "{n}:state:7-other")
