@@ -193,8 +193,13 @@ def _read_long(line: bytes) -> WireCommand:
         return _build_command(_decode(line))
     except _DECODE_ERRORS:
         rejection = diagnostics.explain(line)
-    if rejection is not None:
-        raise rejection
+    try:
+        if rejection is not None:
+            raise rejection
+    finally:
+        del (
+            rejection
+        )  # otherwise the error refers to this frame, and the frame to the error: only the garbage collector frees both
     return _read_last_values(line)  # the line is valid except for the earlier values of a duplicate key
 
 
@@ -367,7 +372,8 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
         command = read(line)
     except RequestRejected as rejection:
         may_be_hello = (contains_hello and rejection.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
-        return rejection if may_be_hello else None
+        # A copy: the frames of the traceback have the line, of up to a MiB, and the frame of the caller has the error.
+        return copy_of(rejection) if may_be_hello else None
     if type(command) is not Hello:
         return None
     if command.protocol != limits.PROTOCOL:
@@ -420,6 +426,11 @@ _BUILDERS: dict[type, Any] = {
     WatchLine: lambda payload: Watch(_checked_prefix(payload), payload.ref),
     UnwatchLine: lambda payload: Unwatch(_checked_prefix(payload), payload.ref),
 }
+
+
+def copy_of(rejection: RequestRejected) -> RequestRejected:
+    """Return the same error without a traceback. To keep an error that was raised would make a cycle of it and of frames."""
+    return RequestRejected(rejection.code, rejection.message, ref=rejection.ref, id=rejection.id)
 
 
 def is_http(line: bytes) -> bool:

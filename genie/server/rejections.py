@@ -6,7 +6,16 @@ from __future__ import annotations
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Hello, LargeRequest, Namespaced, ReleaseByRef, WireCommand, read, without_namespace
+from genie.protocol.commands import (
+    Hello,
+    LargeRequest,
+    Namespaced,
+    ReleaseByRef,
+    WireCommand,
+    copy_of,
+    read,
+    without_namespace,
+)
 from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 
 STORE_UNAVAILABLE = "the store is unavailable, try again later"
@@ -40,7 +49,7 @@ def unavailable(item: Item, reason: str) -> RequestRejected | None:
             return error_for(read(item), Code.UNAVAILABLE, reason)
         except RequestRejected as invalid:
             if invalid.code in MALFORMED:
-                return invalid
+                return copy_of(invalid)
             return RequestRejected(Code.UNAVAILABLE, reason, ref=invalid.ref, id=invalid.id)
     if isinstance(item, RequestRejected):
         return item
