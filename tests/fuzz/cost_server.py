@@ -27,7 +27,7 @@ from genie.config import Limits
 from genie.core import manager as manager_module
 from genie.core.lock_order.analysis import LockOrder
 from genie.errors import Code, RequestRejected
-from genie.observability.stats import Stats
+from genie.observability.stats import ContentionStats, Stats
 from genie.protocol import commands
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
@@ -200,10 +200,14 @@ class CostServer:
         self.costs.problem = self.costs.problem or f"the server failed: {error!r}"
 
     def _measure_memory(self) -> tuple[int, int]:
-        """Drop the caches, which have documented bounds, and return the number of blocks and bytes in use."""
+        """Drop what has documented bounds, and return the number of blocks and bytes in use.
+
+        That is the caches, and the statistics of the most contended resources.
+        """
         commands._single_resource_cache.clear()
         self.pipeline.manager._outcomes = manager_module.RecentOutcomes()
         self.pipeline.manager.lock_order = self.pipeline._dispatcher.manager.lock_order = LockOrder()
+        self.stats.contention = ContentionStats()
         _collect_garbage()
         if not self._memory:
             return 0, 0

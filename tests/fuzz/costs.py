@@ -29,8 +29,9 @@ MAX_WORK = 2_500_000
 that exceeds it (1,024 resources, or 10,000 entries of `anyOf`), one slow command (20,000 requests read), and a slice of 1,000
 locks of each kind: ended, expired and granted."""
 
-MAX_RESIDUAL_BLOCKS = 300
-"""Maximum blocks of memory that may be left after all clients: tables and counters, but nothing for each request or client."""
+MAX_RESIDUAL_BLOCKS = 300 + 512
+"""Maximum blocks of memory that may be left after all clients: tables and counters, but nothing for each request or client. The
+decoder of msgspec keeps up to 512 short strings."""
 
 MAX_RESIDUAL_BYTES = 4 << 20
 """Maximum bytes that may be left. The tables keep the size that they had with the most requests."""
