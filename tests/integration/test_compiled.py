@@ -23,6 +23,7 @@ TESTS = [
 EXCLUDED = [
     "test_instruction_counts.py",  # counts bytecode instructions
     "test_work.py",  # the same
+    "test_arrival_bounds.py",  # the same, and replaces methods, which are called directly
     "test_the_state_of_a_leader_is_freed_when_another_server_leads",  # by weak references, which compiled classes don't have
     "test_the_search_for_a_cycle_visits_only_reachable_owners",  # replaces the class of the table
     "test_a_request_that_is_not_analysed_completely_counts_once",  # replaces a constant, which is compiled in
