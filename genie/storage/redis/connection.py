@@ -19,9 +19,6 @@ from genie.storage.redis.url import Address, Login
 class RedisFailure(Exception):
     """A command failed: Redis is unreachable, or replied with an error. Whether the command had an effect is unknown."""
 
-    waited_s = 0.0
-    """For how long Redis had not answered when the command was given up."""
-
 
 class ErrorReply(RedisFailure):
     """Redis replied with an error; `code` is its first word (`READONLY`, `MOVED`, ...)."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from structlog.typing import FilteringBoundLogger
 
 from genie.roles import StoreOutage
-from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.primary import CALL_TIMEOUT_S, NoReply
 from genie.storage.redis.url import Address
 
 LOG_INTERVAL_S = 10.0
@@ -16,7 +16,7 @@ LOG_INTERVAL_S = 10.0
 
 def failed_since(error: BaseException, now: float) -> float:
     """Return when Redis stopped to answer: an operation that has timed out began to wait earlier."""
-    return now - error.waited_s if isinstance(error, RedisFailure) else now
+    return now - CALL_TIMEOUT_S if isinstance(error, NoReply) else now
 
 
 class OutageLog:

@@ -35,6 +35,10 @@ SCRIPTS = files("genie.storage.redis").joinpath("lua")
 CALL_SCRIPT = SCRIPTS.joinpath("call.lua").read_bytes()
 
 
+class NoReply(RedisFailure):
+    """A call was given up, because Redis had not answered for `CALL_TIMEOUT_S`."""
+
+
 class AccessDenied(RedisFailure):
     """Redis rejects the password, or the user may not run a command. This lasts until an operator changes it."""
 
@@ -111,9 +115,7 @@ class Primary:
                         return await self._connection.call(*parts)
             except TimeoutError:
                 self.drop()
-                failure = RedisFailure(f"no reply of Redis within {CALL_TIMEOUT_S} s")
-                failure.waited_s = CALL_TIMEOUT_S
-                raise failure from None
+                raise NoReply(f"no reply of Redis within {CALL_TIMEOUT_S} s") from None
             except ErrorReply as error:
                 if self._connection is not None:
                     self.on_error(error, self._connection.address)
