@@ -17,6 +17,7 @@ TESTS = [
     "tests/unit/history",
     "tests/unit/protocol",
     "tests/unit/server",
+    "tests/integration/test_commit_log.py",
     "tests/integration/test_wire.py",
     "tests/integration/test_conformance.py::test_the_server_passes_all_cases",
 ]
