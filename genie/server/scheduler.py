@@ -7,6 +7,10 @@ connections run first, so a `ping` waits for at most one batch, however many con
 schedules packets in the same way). Each batch gives the busy connections at least one turn, so that the light connections
 cannot starve them.
 
+A light connection may send one expensive command, such as a request that searches for a deadlock, and many new connections
+may do so at once. If light connections are left after a batch, those of principals without a recent overrun are next, and the
+principals with overruns take turns.
+
 Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
 its end, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
 The end of a session with many requests is executed in slices: in this queue, too, as if all these ends were of one more
@@ -36,6 +40,9 @@ QUANTUM = 200
 LIGHT_SHARE = 0.01
 """A connection that used up its quantum twice stays busy until its last turn took at most this share of the time since
 the turn began: after a turn of 1 ms, for 100 ms."""
+
+OVERRUN_MEMORY_S = 1.0
+"""Seconds for which light connections of a principal are after those of others because one of its turns exceeded its quantum."""
 
 MAX_BATCH = 2_000
 """Maximum number of commands of one batch. A turn that exceeds the limit is completed."""
@@ -83,6 +90,10 @@ class CommandScheduler:
         """Busy connections with queued commands."""
         self.slow: dict[str | None, deque[Peer]] = {}
         """Connections whose next command is slow, by the name of their principal, or in `ENDINGS`. The first name is next."""
+        self._overruns: dict[str | None, float] = {}
+        """When a turn of each principal last exceeded its quantum, for the names of principals; the oldest first."""
+        self._left_light = False
+        """The last batch has left light connections."""
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
@@ -131,7 +142,7 @@ class CommandScheduler:
         if connection.session.ending is not None:
             name: str | None = ENDINGS
         else:
-            name = None if connection.principal is None else connection.principal.name
+            name = _principal_name(connection)
         self.slow.setdefault(name, deque()).append(connection)
 
     def unpark(self, connection: Peer) -> None:
@@ -174,7 +185,10 @@ class CommandScheduler:
         self._room = MAX_BATCH
         busy = self.busy
         had_busy = len(busy) > 0
+        if self._left_light and self._overruns:
+            self._order_light(now)
         now = self._run_light(execute, now, end)
+        self._left_light = len(self.light) > 0
         while busy and (had_busy or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
             now = self._run_turn(busy.popleft(), execute, now)
             had_busy = False
@@ -299,12 +313,28 @@ class CommandScheduler:
                 (self.busy if connection.busy_until > now else self.light).append(connection)
             return
 
+    def _order_light(self, now: float) -> None:
+        """Order the light connections, of which the last batch has left some: by the last overrun of the principal, and then of the connection."""
+        for name, overran in list(self._overruns.items()):
+            if overran > now - OVERRUN_MEMORY_S:
+                break
+            del self._overruns[name]
+        overruns, light = self._overruns, self.light
+        ordered = sorted(
+            light, key=lambda each: (overruns.get(_principal_name(each), 0.0), max(each.overran_until, now))
+        )
+        light.clear()
+        light.extend(ordered)
+
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
         """Record that a connection used up its quantum. Make the connection busy if its previous overrun was recent.
 
         A single overrun does not make it busy, because the whole process may have been paused. `started` and `now` are the
         begin and the end of the turn.
         """
+        name = _principal_name(connection)
+        self._overruns.pop(name, None)
+        self._overruns[name] = now
         until = started + (now - started) / LIGHT_SHARE
         if connection.overran_until > started:
             connection.busy_until = until
@@ -332,6 +362,10 @@ class CommandScheduler:
             del self._paused[paused]
             if paused.queued_bytes <= MAX_QUEUED_BYTES:
                 paused.resume_input()
+
+
+def _principal_name(connection: Peer) -> str | None:
+    return None if connection.principal is None else connection.principal.name
 
 
 def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, chunk: int) -> Queued:

@@ -99,6 +99,44 @@ def test_a_single_overrun_does_not_make_a_connection_busy() -> None:
     assert simulated.batch()[0] == "paused"
 
 
+def test_new_connections_with_expensive_commands_delay_other_principals_by_one_turn() -> None:
+    simulated = SchedulerWithClock()
+    for number in range(40):
+        simulated.add(f"flood{number}", 20.0)
+        simulated.connections[f"flood{number}"].principal = Principal("flood")
+    simulated.batch()
+    for _ in range(5):
+        simulated.add("other", 0.01)
+        assert simulated.batch()[0] == "other"
+
+
+def test_new_connections_of_the_same_principal_delay_it_by_one_command_each() -> None:
+    simulated = SchedulerWithClock()
+    simulated.add("other", 0.01)
+    simulated.batch()
+    for number in range(40):
+        simulated.add(f"flood{number}", 20.0)
+    for _ in range(41):
+        simulated.batch()
+    for number in range(40):
+        simulated.add(f"flood{number}", 20.0)
+    simulated.batch()
+    simulated.add("other", 0.01)
+    assert simulated.batch()[0] == "other"
+
+
+def test_principals_with_expensive_commands_take_turns() -> None:
+    simulated = SchedulerWithClock()
+    for number in range(6):
+        simulated.add(f"many{number}", 20.0)
+        simulated.connections[f"many{number}"].principal = Principal("many")
+    for number in range(2):
+        simulated.add(f"few{number}", 20.0)
+        simulated.connections[f"few{number}"].principal = Principal("few")
+    order = [name.rstrip("0123456789") for _ in range(8) for name in simulated.batch()]
+    assert order == ["many", "few", "many", "few", "many", "many", "many", "many"]
+
+
 def test_a_busy_connection_becomes_light_again() -> None:
     simulated = SchedulerWithClock()
     for _ in range(2):
