@@ -147,6 +147,13 @@ CLIENT_MUTANTS: Final = [
         source="7",
     ),
     Mutant(
+        "an answered extension prolongs the lock beyond a later one without an answer",
+        REQUESTS,
+        "self.live.limit_hold(request, later)",
+        "pass",
+        source="7",
+    ),
+    Mutant(
         "the watchdog does not extend",
         REQUESTS,
         "for request in fired.renewing if is_up else ():",

@@ -25,6 +25,7 @@ type Lock struct {
 	// Client.mu protects the rest.
 	confirmedOn *conn // the last connection on which the server reported the lock
 	expiresAt   time.Time
+	lastExtend  *call           // the extend that was sent last
 	shortenedBy *call           // the last extend that shortens the lock; nil: none was sent, or it was answered
 	renewAt     time.Time       // when the watchdog extends the lock
 	timer       *time.Timer     // for the end and renewAt; nil: there is neither a watchdog nor a context
@@ -300,9 +301,14 @@ func (l *Lock) onExtended(r *call) {
 		l.sendRelease()
 	} else {
 		l.request.TransactionTimeout = r.fields.TransactionTimeout
-		if l.shortenedBy == nil || r.number >= l.shortenedBy.number {
-			l.shortenedBy = nil
-			l.hold(r.sentAt, l.timeout())
+		l.shortenedBy = nil
+		l.hold(r.sentAt, l.timeout())
+		if l.client.calls[l.lastExtend.fields.Ref] == l.lastExtend && l.lastExtend != r {
+			for _, later := range l.client.calls {
+				if later.name == "extend" && later.lock == l && !later.sentAt.IsZero() {
+					l.shorten(later)
+				}
+			}
 		}
 	}
 	l.client.finish(r, l.err)

@@ -170,6 +170,7 @@ func (c *Client) write(r *call) {
 		r.sentAt = conn.helloAt
 	}
 	if r.name == "extend" && r.lock != nil {
+		r.lock.lastExtend = r
 		r.lock.shorten(r)
 	}
 	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {

@@ -122,6 +122,8 @@ export class Request extends Call<Request> {
   readonly lease: Lease;
   /** When the watchdog extends the lock. */
   renewAt = Infinity;
+  /** The `extend` that was sent last. */
+  lastExtend: Command | undefined;
   /** The last `extend` that shortens the lock, unless it was answered. */
   shortenedBy: Command | undefined;
   /** The last release by id. */

@@ -343,7 +343,10 @@ export class Session implements ConnectionHandler {
       if (!call.isPending) continue;
       call.firstSentAt ||= now;
       call.sentAt = now;
-      if (call instanceof Command && call.request) this.#shorten(call.request, call);
+      if (call instanceof Command && call.request && call.transactionTimeout !== undefined) {
+        call.request.lastExtend = call;
+        this.#shorten(call.request, call);
+      }
       output += call.line;
     }
     return output;
@@ -611,9 +614,12 @@ export class Session implements ConnectionHandler {
 
   #onExtended(request: Request, command: Command, { transactionTimeout }: Extended): void {
     request.options.transactionTimeout = transactionTimeout;
-    if (Number(command.ref) >= Number(request.shortenedBy?.ref ?? 0)) {
-      request.shortenedBy = undefined;
-      this.#hold(request, command.sentAt, transactionTimeout);
+    request.shortenedBy = undefined;
+    this.#hold(request, command.sentAt, transactionTimeout);
+    if (request.lastExtend?.isPending) {
+      for (const call of this.#calls.values()) {
+        if (call instanceof Command && call.request === request && call.sentAt) this.#shorten(request, call);
+      }
     }
     if (request.error) this.#send('release', { id: request.id }); // it had ended before by the clock of this client
   }
