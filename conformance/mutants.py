@@ -28,7 +28,7 @@ SESSION: Final = "client/session.py"
 REQUESTS: Final = "client/requests.py"
 HANDSHAKE: Final = "client/handshake.py"
 DISPATCHER: Final = "server/dispatcher.py"
-TOKENS: Final = "Tokens and names"
+TOKENS: Final = "Access tokens and names"
 """The section whose cases need a server that requires a token."""
 CREDENTIAL: Final = "Zq3vTokenOfTheKit"
 
