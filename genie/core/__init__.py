@@ -4,7 +4,7 @@
 """
 
 from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, Recover, Release, Take
-from genie.core.context import Context, context_of, shown_note
+from genie.core.context import Context, Origin, context_of, shown_note
 from genie.core.deadlines import NEVER
 from genie.core.events import (
     AlreadyEnded,
@@ -35,7 +35,6 @@ from genie.core.model import (
     SUCCESS,
     WAITING,
     Mode,
-    Origin,
     Reason,
     Request,
     State,

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from genie.core.model import Request
+
+class Origin(Protocol):
+    """The session that made a request. The lock manager reads nothing of it."""
+
+    key: str | None
+    """Identifies a session that survives its connection and a restart of the server; None if the
+    session ends with its connection."""
+    timeout_ms: float
+    """Time in ms for which the session lasts without a connection."""
+    note: str | None
+    """The note of all requests of the session that have no `note` of their own."""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -58,13 +67,22 @@ _shared = lru_cache(maxsize=1024)(Context)
 NO_CONTEXT: Final = Context()
 
 
-def shown_note(request: Request) -> str | None:
+class HasContext(Protocol):
+    """A request, as far as these functions read it."""
+
+    @property
+    def context(self) -> Context: ...  # noqa: D102
+    @property
+    def origin(self) -> Origin | None: ...  # noqa: D102
+
+
+def shown_note(request: HasContext) -> str | None:
     """Return the note for operators and for blocked requests: the request's own, else that of its session."""
     note = request.context.note
     return request.origin.note if note is None and request.origin is not None else note
 
 
-def shown_context(request: Request) -> Context:
+def shown_context(request: HasContext) -> Context:
     """Return the context of a request with its `shown_note`, which stays the same when the session ends."""
     context, origin = request.context, request.origin
     if context.note is not None or origin is None or origin.note is None:

@@ -7,6 +7,7 @@ from math import ceil, inf
 
 from genie.core import deadlock
 from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, Release, Take
+from genie.core.context import Origin
 from genie.core.deadlines import NEVER, Deadlines
 from genie.core.events import (
     AlreadyEnded,
@@ -37,7 +38,7 @@ from genie.core.grant import (
 )
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Origin, Reason, Request, Weight
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Reason, Request, Weight
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_LISTED_BLOCKERS,

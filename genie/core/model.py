@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Final, Protocol
+from typing import Final
 
-from genie.core.context import NO_CONTEXT, Context
+from genie.core.context import NO_CONTEXT, Context, Origin
 
 
 class Mode(StrEnum):
@@ -45,18 +45,6 @@ WAITING: Final = State.WAITING
 HELD: Final = State.HELD
 ENDED: Final = State.ENDED
 SUCCESS: Final = Reason.SUCCESS
-
-
-class Origin(Protocol):
-    """The session that made a request. The lock manager reads nothing of it."""
-
-    key: str | None
-    """Identifies a session that survives its connection and a restart of the server; None if the
-    session ends with its connection."""
-    timeout_ms: float
-    """Time in ms for which the session lasts without a connection."""
-    note: str | None
-    """The note of all requests of the session that have no `note` of their own."""
 
 
 NO_TIMEOUT_MS: Final = 2_147_483_647

@@ -27,16 +27,13 @@ from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
 from weakref import WeakSet
 
 import structlog
 
 from genie.client.process import Process, use_process
-
-if TYPE_CHECKING:
-    from genie.testing.simulation.network import Network
 
 T = TypeVar("T")
 
@@ -76,6 +73,19 @@ NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
 """The node whose callback is running; None outside every node."""
 
 
+class LoopNetwork(Protocol):
+    """What the loop calls of its network, `network.Network`."""
+
+    async def connect(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Any:
+        """Connect to an address."""
+
+    def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Any:
+        """Accept connections at an address."""
+
+    def on_crash(self, node: Node, *, silently: bool) -> None:
+        """End the listeners and connections of a node that was killed."""
+
+
 class SimLoop(asyncio.BaseEventLoop):
     """An event loop with a virtual clock, on which several nodes run.
 
@@ -83,7 +93,7 @@ class SimLoop(asyncio.BaseEventLoop):
     `Network(loop)` sets `network`, which is needed before a connection is made.
     """
 
-    network: Network
+    network: LoopNetwork
     _ready: deque[events.Handle]
     _scheduled: list[events.TimerHandle]
 
