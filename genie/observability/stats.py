@@ -100,8 +100,6 @@ CANCELLED: Final = "cancelled"
 """Outcome of a waiting request that its client released. Its release reason is `success`."""
 UNGRANTED_REASONS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
 """Reasons for which a request may end without a grant."""
-MAX_STALE_WAITERS: Final = 1_000
-"""Number of requests in `recent_waiters` that no longer wait, beyond which the queue may be trimmed."""
 BATCH_SIZE_BOUNDS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
 
 
@@ -155,8 +153,9 @@ class Stats:
         """Steps of all deadlocks in `deadlocks`."""
         self._unreported_deadlocks = 0
         """Deadlocks since the last call of `take_unreported_deadlocks`."""
-        self.recent_waiters: deque[Request] = deque()
-        """Requests queued recently, for the slow-wait log; empty unless `tracks_recent_waiters`."""
+        self.recent_waiters: dict[int, Request] = {}
+        """Waiting requests by id, in order of arrival, until the slow-wait log has read them; empty unless
+        `tracks_recent_waiters`."""
         self.tracks_recent_waiters = False
         """The slow-wait log is enabled."""
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
@@ -203,7 +202,7 @@ class Stats:
         self.queued += 1
         if request.state is WAITING:
             if self.tracks_recent_waiters:
-                self.recent_waiters.append(request)
+                self.recent_waiters[request.id] = request
             exclusive = request.exclusive
             if len(exclusive) == 1 and not request.shared:  # the usual case
                 self.contention.entry(exclusive[0]).conflicts += 1
@@ -249,11 +248,6 @@ class Stats:
         count, self._unreported_deadlocks = self._unreported_deadlocks, 0
         return list(self.deadlocks)[-count:] if count else [], count
 
-    def trim_recent_waiters(self, waiting: int) -> None:
-        """Drop requests that no longer wait, if there are many. `waiting` is the current number of waiting requests."""
-        if len(self.recent_waiters) > 2 * waiting + MAX_STALE_WAITERS:
-            self.recent_waiters = deque(request for request in self.recent_waiters if request.state is WAITING)
-
     def start_epoch(self) -> None:
         """Drop references to requests of the previous epoch, because this server becomes the leader again."""
         self.recent_waiters.clear()
@@ -272,7 +266,9 @@ class Stats:
             self._deadlock_steps -= len(self.deadlocks.popleft().cycle.waits)
 
     def _record_wait(self, request: Request, waited_ms: float) -> None:
-        """Add the wait time of a request to the contention of the resources on which it was blocked."""
+        """Add the wait time of a request that no longer waits to the contention of the resources on which it was blocked."""
+        if self.tracks_recent_waiters:
+            self.recent_waiters.pop(request.id, None)
         exclusive = request.exclusive
         if len(exclusive) == 1 and not request.shared:  # the usual case
             self.contention.entry(exclusive[0]).waited_ms += waited_ms

@@ -17,6 +17,7 @@ from genie.core.lock_order.inversions import MAX_INVERSIONS, MAX_OFFENDERS
 from genie.core.manager import RECENT_OUTCOMES
 from genie.core.size import NAME_BYTES, REQUEST_BYTES, RESOURCE_BYTES, SHORT_NAMES, excess_bytes, text_bytes
 from genie.history.writer import MAX_QUEUED_BYTES
+from genie.observability.stats import MAX_DEADLOCK_STEPS, MAX_RESOURCES
 from genie.protocol.commands import MAX_CACHED_RESOURCES
 from genie.protocol.limits import MAX_NOTE, MAX_REF
 from genie.protocol.resources import MAX_NAME
@@ -60,6 +61,8 @@ STORE_BYTES: Final = 128 * MIB
 
 _NAME: Final = text_bytes(WIDEST * MAX_NAME)
 _EXAMPLE: Final = 4 * _NAME + text_bytes(WIDEST * MAX_NOTE)
+_STEP_BYTES: Final = 2 * _NAME + text_bytes(WIDEST * MAX_NOTE) + KIB
+"""A step of a cycle: its owner, its resource, and the context of its request."""
 LOCK_ORDER_BYTES: Final = (
     MAX_CLASSES * 2 * (_NAME + KIB)
     + (MAX_EDGES + MAX_INVERSIONS * MAX_OFFENDERS) * (_EXAMPLE + 2 * KIB)  # an edge with its guards
@@ -103,6 +106,8 @@ def memory_bounds(settings: Settings) -> list[Bound]:
         Bound("retained replies of sessions", None, MAX_RETAINED_REPLIES_TOTAL, REPLY_BYTES, per_namespace=True),
         Bound("retained replies without a session", None, MAX_RETAINED_REPLIES_TOTAL, ENDED_REQUEST_BYTES, per_namespace=True),
         Bound("bytes of requests with unsent events", None, MAX_WAITING_BYTES, 1, per_namespace=True),
+        Bound("steps of recent deadlocks", None, MAX_DEADLOCK_STEPS, _STEP_BYTES, per_namespace=True),
+        Bound("contended resources", None, 2 * MAX_RESOURCES, _NAME + 256, per_namespace=True),
         Bound("ended ids", None, 2 * RECENT_OUTCOMES, OUTCOME_BYTES, per_namespace=True),
     ]  # fmt: skip
     if settings.lock_order == "on":

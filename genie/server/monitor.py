@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from genie.core import WAITING, Blocker, Context, Request, Wait
+from genie.core import Blocker, Context, Request, Wait
 from genie.core.context import shown_context
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
 
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 SAMPLE_INTERVAL_S = 0.1
 MAX_LOGGED_EVENTS = 10
 """Maximum number of slow waits, and of deadlocks, logged per sample. Beyond it only the number of omitted events is logged."""
+MAX_READ_WAITERS = 5_000
+"""Maximum number of waiting requests that one sample reads to find slow ones."""
 MAX_LOGGED_STEPS = 100
 """Maximum number of logged steps of a cycle."""
 MAX_LOGGED_RESOURCES = 10
@@ -82,21 +85,18 @@ class Monitor:
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
         """Log each request once that has waited for `slow_wait_ms`: at most `MAX_LOGGED_EVENTS` in a sample.
 
-        `recent_waiters` is in order of arrival, so the loop ends at the first request that has waited for less time.
+        Reads at most `MAX_READ_WAITERS`: the next sample reads the others. They are in order of arrival, so the search ends at the
+        first request that has waited for less time.
         """
-        recent, now, logged, omitted = self._stats.recent_waiters, pipeline.now, 0, 0
-        while recent and (recent[0].state is not WAITING or recent[0].since <= now - self._slow_wait_ms):
-            request = recent.popleft()
-            if request.state is not WAITING:
-                continue
-            if logged < MAX_LOGGED_EVENTS:
-                logged += 1
-                self._log.warning("slow wait", **_slow_wait_fields(pipeline, request, now))
-            else:
-                omitted += 1
-        if omitted:
-            self._log.warning("slow waits not logged", count=omitted)
-        self._stats.trim_recent_waiters(len(pipeline.manager.table.waiting))
+        recent, now = self._stats.recent_waiters, pipeline.now
+        first = islice(recent.values(), MAX_READ_WAITERS)
+        slow = list(takewhile(lambda request: request.since <= now - self._slow_wait_ms, first))
+        for request in slow:
+            del recent[request.id]
+        for request in slow[:MAX_LOGGED_EVENTS]:
+            self._log.warning("slow wait", **_slow_wait_fields(pipeline, request, now))
+        if len(slow) > MAX_LOGGED_EVENTS:
+            self._log.warning("slow waits not logged", count=len(slow) - MAX_LOGGED_EVENTS)
 
     def _log_deadlocks(self) -> None:
         """Log the deadlocks since the last sample, and how many are omitted."""

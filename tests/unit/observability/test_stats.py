@@ -73,10 +73,13 @@ def test_only_blocked_resources_are_contended(counted: CountedLockManager) -> No
 def test_a_wait_without_a_grant_is_counted_by_its_reason(
     counted: CountedLockManager, end: Callable[[Request], Command], outcome: str
 ) -> None:
+    counted.stats.tracks_recent_waiters = True
     counted.request("a", transaction_timeout_ms=1_000)
     waiter = counted.request("a", queue_timeout_ms=20)
+    assert list(counted.stats.recent_waiters) == [waiter.id]
     counted.step(end(waiter), 20)
     stats = counted.stats
+    assert not stats.recent_waiters
     assert stats.outcomes == dict.fromkeys(stats.outcomes, 0) | {outcome: 1}
     assert stats.waits.count == 0
     assert stats.holds.count == 0
