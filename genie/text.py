@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Final
 
 INVISIBLE_RANGES: Final = (
@@ -20,6 +21,9 @@ INVISIBLE_RANGES: Final = (
 """The first and last code points of characters that are invisible, although Python counts them as printable: those of the
 property `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt of Unicode 15.1), and U+2800, the empty pattern of Braille."""
 
+MAX_KEPT_ESCAPES: Final = 4_096
+"""Maximum number of characters of which it is kept how they are escaped."""
+
 _INVISIBLE: Final = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in INVISIBLE_RANGES)}]")
 
 
@@ -35,7 +39,7 @@ def printable(text: str) -> str:
     """
     if is_printable(text):
         return text
-    return "".join(char if is_printable(char) else char.encode("unicode_escape").decode() for char in text)
+    return text.translate(_escapes)
 
 
 def printable_json(encoded: bytes) -> bytes:
@@ -47,4 +51,25 @@ def printable_json(encoded: bytes) -> bytes:
     text = encoded.decode()
     if is_printable(text):
         return encoded
-    return "".join(char if is_printable(char) else json.dumps(char)[1:-1] for char in text).encode()
+    return text.translate(_json_escapes).encode()
+
+
+class _Escapes(dict[int, str]):
+    """What `str.translate` puts in place of each character. Keeps the last characters, because a client may send long texts of
+    them.
+    """
+
+    def __init__(self, escape: Callable[[str], str]) -> None:
+        super().__init__()
+        self._escape = escape
+
+    def __missing__(self, code: int) -> str:
+        if len(self) >= MAX_KEPT_ESCAPES:
+            self.clear()
+        char = chr(code)
+        escaped = self[code] = char if is_printable(char) else self._escape(char)
+        return escaped
+
+
+_escapes: Final = _Escapes(lambda char: char.encode("unicode_escape").decode())
+_json_escapes: Final = _Escapes(lambda char: json.dumps(char)[1:-1])

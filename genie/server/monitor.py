@@ -29,7 +29,7 @@ MAX_LOGGED_EVENTS = 10
 """Maximum number of slow waits, and of deadlocks, logged per sample. Beyond it only the number of omitted events is logged."""
 MAX_READ_WAITERS = 5_000
 """Maximum number of waiting requests that one sample reads to find slow ones."""
-MAX_LOGGED_STEPS = 100
+MAX_LOGGED_STEPS = 20
 """Maximum number of logged steps of a cycle."""
 MAX_LOGGED_RESOURCES = 10
 """Maximum number of logged resources of a request."""
