@@ -580,7 +580,7 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "bye leaves the waiting requests",
         DISPATCHER,
-        "        if not self._end_session(session, now, _principal_name(connection)):\n            return False\n        self.outcome",
+        "        if not self._end_session(session, now, principal_name(connection)):\n            return False\n        self.outcome",
         "        self.outcome",
         source="bye",
     ),

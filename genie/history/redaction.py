@@ -1,4 +1,4 @@
-"""Redaction: secret names are recorded as a prefix and a keyed digest, and can be found by those who may read the key."""
+"""Redaction: secret names are recorded as a prefix and a keyed digest, and a reader of the key can find them."""
 
 from __future__ import annotations
 

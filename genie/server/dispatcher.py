@@ -45,7 +45,7 @@ from genie.protocol.replies import granted, success
 from genie.server.auth import authorize, may_inspect
 from genie.server.notifier import Notifier
 from genie.server.outcome import BatchOutcome
-from genie.server.peer import DETACHED, END_OF_INPUT, SESSION_STATE, Item, Peer
+from genie.server.peer import DETACHED, END_OF_INPUT, SESSION_STATE, Item, Peer, principal_name
 from genie.server.rejections import wrong_namespace
 from genie.server.request_limits import RequestLimits
 from genie.server.sessions import (
@@ -477,7 +477,7 @@ class Dispatcher:
         The client of a resumed session also receives the replies that it may have missed, and the state of its live
         requests. Return False if slices of this state are left.
         """
-        principal, name = connection.principal, _principal_name(connection)
+        principal, name = connection.principal, principal_name(connection)
         may_lock = principal is None or principal.has_permission(LOCK)
         if hello.session is None or not may_lock:  # a client that may not lock has no requests to resume
             connection.session.quiet, connection.session.note = hello.quiet, hello.note
@@ -530,7 +530,7 @@ class Dispatcher:
         """End the session of a connection, then close the connection. Return False if slices are left."""
         session = connection.session
         self.watches.remove_all(connection)
-        if not self._end_session(session, now, _principal_name(connection)):
+        if not self._end_session(session, now, principal_name(connection)):
             return False
         self.outcome.send(connection, replies.bare("bye", bye.ref))
         self._detach(connection)
@@ -558,7 +558,7 @@ class Dispatcher:
             if not self._end_requests(session, now):
                 return False
         if session.key is None and connection.closed:  # after a half-close replies are sent, so the session is kept
-            self.sessions.end(session, _principal_name(connection))
+            self.sessions.end(session, principal_name(connection))
         self.outcome.closing.append(connection)
         return True
 
@@ -601,11 +601,6 @@ class Dispatcher:
         if not ending and session.bound:
             session.ending = None  # another slice ends the requests that arrived meanwhile
         return not ending and not session.bound
-
-
-def _principal_name(connection: Peer) -> str | None:
-    """Return the name of a connection's principal; None if its client needed no token."""
-    return None if connection.principal is None else connection.principal.name
 
 
 def _may_be_retry(request: Request, earlier: Request | RetainedReply) -> bool:

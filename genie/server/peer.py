@@ -222,6 +222,11 @@ class Peer:
         self.closed = True
 
 
+def principal_name(connection: Peer) -> str | None:
+    """Return the name of a connection's principal; None if its client needed no token."""
+    return None if connection.principal is None else connection.principal.name
+
+
 class InternalClient(Peer):
     """A client inside the server process. The reply to its command is sent when the command is stored, as for any client."""
 

@@ -26,7 +26,7 @@ from itertools import islice
 from sys import maxsize
 
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
-from genie.server.peer import Input, InputQueue, Item, Peer, Queued
+from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
 
 BATCH_S = 0.005
 """Time limit of one batch, in seconds. A turn that exceeds the limit is completed."""
@@ -142,7 +142,7 @@ class CommandScheduler:
         if connection.session.ending is not None:
             name: str | None = ENDINGS
         else:
-            name = _principal_name(connection)
+            name = principal_name(connection)
         self.slow.setdefault(name, deque()).append(connection)
 
     def unpark(self, connection: Peer) -> None:
@@ -321,7 +321,7 @@ class CommandScheduler:
             del self._overruns[name]
         overruns, light = self._overruns, self.light
         ordered = sorted(
-            light, key=lambda each: (overruns.get(_principal_name(each), 0.0), max(each.overran_until, now))
+            light, key=lambda each: (overruns.get(principal_name(each), 0.0), max(each.overran_until, now))
         )
         light.clear()
         light.extend(ordered)
@@ -332,7 +332,7 @@ class CommandScheduler:
         A single overrun does not make it busy, because the whole process may have been paused. `started` and `now` are the
         begin and the end of the turn.
         """
-        name = _principal_name(connection)
+        name = principal_name(connection)
         self._overruns.pop(name, None)
         self._overruns[name] = now
         until = started + (now - started) / LIGHT_SHARE
@@ -362,10 +362,6 @@ class CommandScheduler:
             del self._paused[paused]
             if paused.queued_bytes <= MAX_QUEUED_BYTES:
                 paused.resume_input()
-
-
-def _principal_name(connection: Peer) -> str | None:
-    return None if connection.principal is None else connection.principal.name
 
 
 def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, chunk: int) -> Queued:

@@ -398,14 +398,14 @@ MUTANTS = [
     Mutant(
         "bye leaves the waiting requests",
         "server/dispatcher.py",
-        "        if not self._end_session(session, now, _principal_name(connection)):\n            return False\n        self.outcome",
+        "        if not self._end_session(session, now, principal_name(connection)):\n            return False\n        self.outcome",
         "        self.outcome",
         first=FIRST_V1_FEATURES_SEED,
     ),
     Mutant(
         "bye does not end the session",
         "server/dispatcher.py",
-        "        if not self._end_session(session, now, _principal_name(connection)):\n            return False\n        self.outcome",
+        "        if not self._end_session(session, now, principal_name(connection)):\n            return False\n        self.outcome",
         "        if not self._end_requests(session, now):\n            return False\n        self.outcome",
         first=FIRST_V1_FEATURES_SEED,
     ),
