@@ -47,13 +47,15 @@ def test_every_address_of_a_host_gets_a_socket(monkeypatch):
 
 
 def test_an_address_in_use_closes_the_sockets_of_the_other_addresses(monkeypatch):
-    with socket.create_server(("127.0.0.2", 0)) as used:
+    # Addresses of this test alone: another process may use the same port of 127.0.0.1.
+    free, taken = "127.94.0.1", "127.94.0.2"
+    with socket.create_server((taken, 0)) as used:
         port = used.getsockname()[1]
-        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (f"127.0.0.{number}", port)) for number in (1, 2)]
+        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in (free, taken)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
         with pytest.raises(OSError, match="in use"):
             bind_all("h", port)
-        socket.create_server(("127.0.0.1", port)).close()
+        socket.create_server((free, port)).close()
 
 
 def test_a_backoff_doubles_up_to_its_maximum_and_restarts_after_a_reset():
