@@ -125,14 +125,14 @@ class ClusterDiscovery:
         votes: Counter[Address] = Counter()
         reported_nodes: dict[Address, None] = {}
         for slot_ranges in replies:
-            for first_slot, last_slot, servers in slot_ranges:
-                reported_nodes |= dict.fromkeys(server for server in servers if server.host != UNKNOWN_HOST)
-                if first_slot <= self._slot <= last_slot and servers and servers[0].host != UNKNOWN_HOST:
-                    votes[servers[0]] += 1
+            for first_slot, last_slot, slot_nodes in slot_ranges:
+                reported_nodes |= dict.fromkeys(node for node in slot_nodes if node.host != UNKNOWN_HOST)
+                if first_slot <= self._slot <= last_slot and slot_nodes and slot_nodes[0].host != UNKNOWN_HOST:
+                    votes[slot_nodes[0]] += 1
         self._reported_nodes = tuple(reported_nodes) or self._reported_nodes
         if votes:
             return PrimaryLocation(votes.most_common(1)[0][0])
-        raise RedisFailure(f"no cluster node reports a server for slot {self._slot} ({errors or 'no answer'})")
+        raise RedisFailure(f"no cluster node reports a primary for slot {self._slot} ({errors or 'no answer'})")
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
         """Remember the target of a redirection: `MOVED slot host:port`, or `ASK slot host:port` while a slot is migrated.
@@ -157,14 +157,14 @@ def _parse_master(_: Address, master: list[bytes], address: list[bytes]) -> tupl
     return int(fields[b"config-epoch"]), Address(address[0].decode(), int(address[1]))
 
 
-def _parse_slots(node: Address, ranges: list[Any]) -> list[tuple[int, int, list[Address]]]:
-    """Return the slot ranges of a reply to CLUSTER SLOTS, each as first slot, last slot and nodes. The first node is the primary.
+def _parse_slots(node: Address, entries: list[Any]) -> list[tuple[int, int, list[Address]]]:
+    """Parse a reply to CLUSTER SLOTS into (first slot, last slot, nodes) for each range, with the primary as the first node.
 
     A node that does not know its own host name reports an empty host: `node.host` is used instead.
     """
     return [
-        (int(first), int(last), [Address((host or b"").decode() or node.host, int(port)) for host, port, *_ in servers])
-        for first, last, *servers in ranges
+        (int(first), int(last), [Address((host or b"").decode() or node.host, int(port)) for host, port, *_ in nodes])
+        for first, last, *nodes in entries
     ]
 
 

@@ -234,7 +234,7 @@ class Follower:
         try:
             entries = await self._reader.read(wait_ms)
         except LogTruncated:
-            self._log.info("log truncated, loading snapshot")
+            self._log.info("log truncated, reloading replica")
             await self._load_replica()
             return None
         self._outage_log.end(self._keyspace.primary.address, self._loop.time())
@@ -260,9 +260,10 @@ class Follower:
             await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
 
     async def _load_replica(self) -> None:
-        """Replace the replica by the stored state. If the namespace is empty, the replica stays unloaded.
+        """Replace the replica by the stored state.
 
-        So it does if the log lacks entries. Then loading must be repeated, because the next checkpoint replaces them.
+        The replica stays unloaded if the namespace is empty, or if the log lacks entries. The next checkpoint replaces missing
+        entries, so the caller loads again.
 
         The old replica is dropped first, because loading moves the position of the log reader. If loading was interrupted,
         the old replica would not match the new position.
@@ -274,7 +275,7 @@ class Follower:
         except LogIncomplete as error:
             if str(error) != self._load_error:
                 self._load_error = str(error)
-                self._log.error("state not loaded, trying again", error=str(error))
+                self._log.error("replica load failed, retrying", error=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S)
             await asyncio.sleep(INCOMPLETE_LOG_PAUSE_S)
             return
         self._load_error = ""
@@ -406,7 +407,8 @@ class Follower:
         Returns the state of the snapshot; None if another node was faster, or if the log of a namespace without metadata does
         not end with `log_end` any more.
         """
-        self._log.warning("redis lacks acknowledged commits, restoring them from memory")
+        redis = self._keyspace.primary.address
+        self._log.warning("primary rolled back acknowledged commits, restoring snapshot", address=redis and str(redis))
         self.acquired_at = self._loop.time()
         try:
             await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history, log_end)

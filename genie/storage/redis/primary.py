@@ -323,7 +323,9 @@ async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
     try:
         settings = await _read_configuration(primary)
     except ErrorReply as error:
-        log.warning("redis configuration unreadable, check that appendonly is yes", error=str(error))
+        log.warning(
+            "redis configuration check skipped, verify appendonly yes and maxmemory-policy noeviction", error=str(error)
+        )
         return
     dangers = _find_dangers(settings, keeps_commits=keeps_commits)
     for danger in dangers:

@@ -199,7 +199,7 @@ async def test_a_node_without_a_host_is_the_one_that_replied(host: str | None) -
 @pytest.mark.parametrize("servers", [[replies([])], [None], [slots(("?", 1))]])
 async def test_an_error_says_that_no_node_serves_the_slot(servers: list[Server]) -> None:
     async with running(*servers) as (_, addresses):
-        with pytest.raises(RedisFailure, match=f"reports a server for slot {SLOT}"):
+        with pytest.raises(RedisFailure, match=f"reports a primary for slot {SLOT}"):
             await discovery_for(RedisUrl.parse(f"redis+cluster://{addresses}"), KEY).find()
 
 
