@@ -138,18 +138,20 @@ class Recorder:
             self._lines.append(records.encode(records.Moved(at, first.request.id, _positions(first.request))))
 
     def on_id_skipped(self, now: float) -> None:
-        """Note that an id was assigned to a request of which nothing is recorded."""
+        """Write a new context mark, because a rejected request has used an id.
+
+        Readers number requests from the id in the last context, so they would assign the skipped id to the next request.
+        """
         note = self._marked_note
-        self._marked_at = NEEDS_CONTEXT
-        self._mark(now, self._marked_for)
-        if note is not None:
+        self._mark(now, self._marked_for, with_context=True)
+        if note is not None:  # a context resets the note of the session
             self._mark_note(note)
 
-    def _mark(self, now: float, principal: Principal | None) -> None:
+    def _mark(self, now: float, principal: Principal | None, *, with_context: bool = False) -> None:
         """Record the time of the lines that follow, and the rest of their context unless they continue from the last mark."""
         self._drop_unused_note()
         lines, at = self._lines, now + self._offset_ms
-        needs_context = self._marked_at == NEEDS_CONTEXT or principal is not self._marked_for
+        needs_context = with_context or self._marked_at == NEEDS_CONTEXT or principal is not self._marked_for
         if len(lines) == self._mark_end:  # no line follows the last mark
             unused = lines.pop()
             needs_context = needs_context or unused.startswith(records.CONTEXT)

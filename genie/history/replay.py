@@ -101,9 +101,10 @@ class Replay:
         """The record ends in the middle of a step, because its server was killed or the disk was full."""
         self._since = since
         self._on_step = on_step
-        self._produced: deque[core.Event] = deque()
-        """What the lock manager did and the lines have not confirmed yet."""
-        self._empty = True
+        self._unconfirmed_events: deque[core.Event] = deque()
+        """Events of the lock manager that no line has confirmed yet."""
+        self._accepts_carried = True
+        """Whether carried requests are loaded: until the first event of the replay or of a leadership."""
 
     def run(self, lines: Iterable[Line]) -> None:
         """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not do what they say."""
@@ -113,7 +114,7 @@ class Replay:
             line = ahead.popleft() if ahead else next(source, None)
             if line is None:
                 break
-            if isinstance(line, Released) and line.reason is Reason.DISCONNECTED and not self._produced:
+            if isinstance(line, Released) and line.reason is Reason.DISCONNECTED and not self._unconfirmed_events:
                 group = [line]  # ended together: their locks were removed before any waiter was granted
                 while (following := next(source, None)) is not None:
                     if not (
@@ -129,31 +130,37 @@ class Replay:
                     self._confirm(each)
                 continue
             self._apply(line)
-        self.is_cut_off = bool(self._produced)
+        self.is_cut_off = bool(self._unconfirmed_events)
 
     def _apply(self, line: Line) -> None:
+        """Apply one line: execute the command that caused a recorded event, and compare the results.
+
+        Carried requests are loaded only at the start of the replay or of a leadership.
+        """
         match line:
-            case Opened() if line.number == 1:
-                self.manager, self._empty = LockManager(), True
-                self._produced.clear()
+            case Opened() if line.number == 1:  # the first file of a leadership
+                self.manager, self._accepts_carried = LockManager(), True
+                self._unconfirmed_events.clear()
+            case Opened():
+                pass  # a later file repeats the live requests, which are known unless the replay begins here
             case Carried():
-                if self._empty and self.manager.table.find(line.id) is None:
+                if self._accepts_carried and self.manager.table.find(line.id) is None:
                     self.manager.adopt(make_request(line))
-            case Gap() if line.live:
+            case Gap() if line.live:  # the carried requests are missing, not events
                 raise UnknownState(line.at)
             case Gap():
                 raise Diverged(line.at, f"events are missing here, {WHY_MISSING}")
             case Queued() | Locked() | Released():
-                self._empty = False
-                if not self._produced:
-                    self._cause(line)
+                self._accepts_carried = False
+                if not self._unconfirmed_events:
+                    self._execute_cause(line)
                 self._confirm(line)
             case Extended():
                 self._step(Extend(line.id, line.transaction_timeout_ms), line.at, f"extend {line.id}", ())
             case _:
-                self._empty = self._empty and isinstance(line, Opened)
+                self._accepts_carried = False
 
-    def _cause(self, line: Queued | Locked | Released) -> None:
+    def _execute_cause(self, line: Queued | Locked | Released) -> None:
         """Execute the command that led to a recorded event."""
         manager = self.manager
         if isinstance(line, Queued):
@@ -189,7 +196,7 @@ class Replay:
 
     def _adjust_fences(self, fence: int) -> None:
         """Continue with the fencing tokens of the record: `fence` is that of its first grant."""
-        granted = [event.request for event in self._produced if isinstance(event, GRANTS)]
+        granted = [event.request for event in self._unconfirmed_events if isinstance(event, GRANTS)]
         if granted:
             difference = fence - granted[0].fence
             self.manager.next_fence += difference
@@ -199,14 +206,14 @@ class Replay:
     def _disconnect(self, group: list[Released]) -> None:
         requests = [request for line in group if (request := self.manager.table.find(line.id)) is not None]
         names = tuple(dict.fromkeys(name for request in requests for name in request.names()))
-        self._empty = False
+        self._accepts_carried = False
         self._step(Disconnect(requests), group[0].at, f"disconnect {' '.join(str(line.id) for line in group)}", names)
 
     def _step(self, command: core.Command, at: float, text: str, names: tuple[str, ...]) -> None:
         report = self._on_step is not None and at >= self._since
         before = {name: self._queue(name) for name in names} if report else {}
         events = self.manager.step(command, at)
-        self._produced += (event for event in events if not isinstance(event, (core.Moved, core.Extended)))
+        self._unconfirmed_events += (event for event in events if not isinstance(event, (core.Moved, core.Extended)))
         if report and self._on_step is not None:
             queues = {name: (before[name], self._queue(name)) for name in names}
             outcome = [_describe(event) for event in events]
@@ -229,11 +236,11 @@ class Replay:
             return
         if isinstance(line, (Granted, Locked)) and not self.grants:
             self._adjust_fences(line.fence)
-        if not self._produced:
+        if not self._unconfirmed_events:
             if isinstance(line, Released) and self.manager.outcome(line.id) is None:
                 return  # its beginning is not in the record
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but did not happen")
-        event = self._produced.popleft()
+        event = self._unconfirmed_events.popleft()
         request: Any = getattr(event, "request", None)
         same = request is not None and request.id == line.id
         match line:

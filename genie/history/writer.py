@@ -256,16 +256,16 @@ class HistoryWriter:
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             shrink(self.directory, self.retention)
-            file = self._open()
+            file = self._create_next_file()
             while (lines := self._next_lines(file)) is not None:
                 if os.fstat(file.file.fileno()).st_nlink == 0:  # the file was deleted
                     file.file.close()
-                    file = self._open(file.snapshot_bytes)
+                    file = self._create_next_file(file.snapshot_bytes)
                 if lines:
                     self._append(file, lines)
                     self._queued.popleft()
                 if file.is_complete(self.retention.segment_bytes) and self._has_room(file, 0, RESERVED_BYTES // 2):
-                    following = self._open(file.snapshot_bytes)
+                    following = self._create_next_file(file.snapshot_bytes)
                     self._other_bytes += file.size
                     file.file.close()
                     file, self._archiver.due_at_s = following, 0.0
@@ -341,13 +341,17 @@ class HistoryWriter:
         if gap := self._lost.take():
             file.write(gap)
 
-    def _open(self, snapshot_bytes: int = 0) -> _RawFile:
-        """Create the next file. `snapshot_bytes` is the size of the last snapshot that is known."""
+    def _create_next_file(self, previous_snapshot_bytes: int = 0) -> _RawFile:
+        """Create the next file.
+
+        Until the size of its own snapshot is known, `previous_snapshot_bytes`, the size of the snapshot of the previous file,
+        decides when the file is complete.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._number += 1
         now_ms = time.time() * 1000
         opened = records.Opened(now_ms, records.FORMAT, self._namespace, self._server, self._term, self._number)
-        return _RawFile(self.directory, opened, snapshot_bytes)
+        return _RawFile(self.directory, opened, previous_snapshot_bytes)
 
     def _archive(self) -> None:
         """Start the archiver if it is due, and note what it has done if it has ended."""

@@ -190,9 +190,9 @@ async def test_a_writer_shrinks_the_directory_before_its_first_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
-    real = HistoryWriter._open
+    real = HistoryWriter._create_next_file
     monkeypatch.setattr("genie.history.writer.shrink", lambda *_arguments: calls.append("shrink"))
-    monkeypatch.setattr(HistoryWriter, "_open", lambda writer: (calls.append("open"), real(writer))[1])
+    monkeypatch.setattr(HistoryWriter, "_create_next_file", lambda writer: (calls.append("open"), real(writer))[1])
     Recording(tmp_path).stop()
     assert calls == ["shrink", "open"]
 

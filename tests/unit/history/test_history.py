@@ -282,7 +282,7 @@ async def test_an_error_of_the_disk_ends_the_recording_and_nothing_else(tmp_path
     def fail(_snapshot_bytes: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recording.writer, "_open", fail)
+    monkeypatch.setattr(recording.writer, "_create_next_file", fail)
     recording.recorder.flush()
     recording.writer.join(10)
     assert "No space left" in recording.writer.error
