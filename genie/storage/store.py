@@ -37,7 +37,7 @@ class Node(Struct, frozen=True):
 
 
 def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int, boot: str = "") -> Node:
-    """Describe this process, which listens on (host, port) `listening`, as a node.
+    """Return this process as a node. `listening` is the (host, port) on which it listens.
 
     Clients connect to `advertise` (`host:port`). The default is the listening address, with the host name of this machine
     if the server listens on all interfaces.
@@ -57,12 +57,12 @@ def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int, 
 
 
 def encode_node(node: Node | None) -> bytes:
-    """Encode a node as JSON; None as an empty string, which is stored after the leader has resigned."""
+    """Return a node as JSON, or an empty string for None. The empty string is stored after the leader has resigned."""
     return b"" if node is None else json.encode(node)
 
 
 def decode_node(stored: bytes | None) -> Node | None:
-    """Decode the result of `encode_node`; None if `stored` is empty or None."""
+    """Return the node that `encode_node` has encoded, or None if `stored` is empty or None."""
     return json.decode(stored, type=Node) if stored else None
 
 
@@ -83,7 +83,7 @@ class SessionOrigin(Origin, Protocol):
     """A session that retains replies."""
 
     principal: str | None
-    """The name of its principal. None: its client needed no token."""
+    """The name of the session's principal. None if its client needed no token."""
 
 
 @dataclass(slots=True)
@@ -145,9 +145,8 @@ class StateMachine:
         have the same queue position.
         """
         manager, retained = self.manager, self.retained_replies
-        if (
-            manager.table.held or manager.table.waiting or retained
-        ):  # otherwise a loaded state is applied to an empty one
+        # A loaded state is applied to an empty one, which has no old values.
+        if manager.table.held or manager.table.waiting or retained:
             for id_ in batch.changes:
                 manager.discard(id_)
                 retained.pop(id_, None)
@@ -171,7 +170,7 @@ class StateMachine:
 def snapshot_of(
     manager: LockManager, retained_replies: dict[int, RetainedReply], next_id: int, clock_ms: float
 ) -> Batch:
-    """Return the whole state as one batch, with all retained replies and the requests that must be stored (`is_stored`)."""
+    """Return a state as one batch: all retained replies, and the requests that must be stored (`is_stored`)."""
     changes: dict[int, Change] = {
         request.id: request
         for requests in (manager.table.held, manager.table.waiting)
@@ -207,7 +206,7 @@ class UnsafeStore(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class StoreMemory:
-    """How much memory the store uses, and at which use it rejects new requests (bytes). A limit of 0: there is no limit."""
+    """The memory that the store uses, and the limit from which on it rejects new requests, in bytes. 0 means no limit."""
 
     used: int
     limit: int
@@ -225,11 +224,11 @@ class Store(Protocol):
 
     @property
     def full(self) -> bool:
-        """The store is out of memory: it still stores releases, but no new requests should be accepted."""
+        """Whether the store is out of memory. It still stores releases, but no new requests should be accepted."""
 
     @property
     def outage(self) -> StoreOutage | None:
-        """The current interruption of the store; None if there is none."""
+        """The current interruption of the store, or None if the store is available."""
 
     async def open(
         self, node: Node, snapshot: Callable[[], Batch], on_role_changed: Callable[[FollowerRole], None]
@@ -254,7 +253,7 @@ class Store(Protocol):
         """Wait until another node requests the namespace and this node, the leader, should transfer it."""
 
     async def read_memory(self) -> StoreMemory | None:
-        """Return the memory of the store, while this node leads; None if the store does not tell it."""
+        """Return the memory of the store while this node leads, or None if the store does not report it."""
 
     async def resign(self) -> None:
         """Give up leadership, so that another node can take over at once. Nothing may be committed afterwards."""

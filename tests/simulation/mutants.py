@@ -102,7 +102,7 @@ MUTANTS = [
     Mutant(
         "a snapshot that is lost again is not restored again",
         "storage/redis/keyspace.py",
-        "        await self.collect_garbage()\n        self._attempted = None",
+        "        await self.collect_garbage()\n        self._attempted_restore = None",
         "        await self.collect_garbage()",
         first=40,
     ),
@@ -165,8 +165,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint lacks the log of former leaders",
         "storage/redis/checkpoint.py",
-        "changes = await self._read_changes(new.position)",
-        "await self._read_changes(new.position)",
+        "self._last_checkpoint, changes = await self._read_changes(new.position)",
+        "self._last_checkpoint, _ = await self._read_changes(new.position)",
     ),
     Mutant(
         "a failed checkpoint loses its changes",
@@ -212,8 +212,8 @@ MUTANTS = [
     Mutant(
         "the result of WAIT is ignored",
         "storage/redis/commit.py",
-        "(unmet := self._ack_policy.unmet(replies[-1]))",
-        '(unmet := "")',
+        "(missing := self._ack_policy.missing_acks(replies[-1]))",
+        '(missing := "")',
         first=FIRST_REPLICATED_SEED,
     ),
     Mutant(

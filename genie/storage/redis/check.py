@@ -1,8 +1,8 @@
 """Check one namespace without changing it: the metadata, the log, the checkpoint, the records and the recovered locks.
 
-A leader may commit, write a checkpoint and trim the log meanwhile. So the check reads in the order of a recovery (`replica.py`):
-the metadata, the state, the metadata again, then the log up to its end. If the log was trimmed beyond the checkpoint that was
-read, or a snapshot was restored, the check starts again.
+During the check a leader may commit, write a checkpoint and trim the log. So the check reads in the order of a recovery
+(`replica.py`): the metadata, the state, the metadata again, then the log up to its end. If the log was trimmed beyond the
+checkpoint that was read, or a snapshot was restored, the check starts again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from genie.storage.redis.url import RedisUrl
 from genie.storage.store import Batch, Change, RetainedReply, UnknownFormat, decode_node
 
 MAX_FINDINGS = 20
-"""How many findings of each part are reported; the report has the number of all."""
+"""How many findings of each part are reported. The report has the number of omitted findings."""
 MAX_ATTEMPTS = 10
-"""How often the check starts again because the leader has trimmed the log or restored a snapshot meanwhile."""
+"""How many attempts a check makes. An attempt fails if the leader trims the log or restores a snapshot during the attempt."""
 
 
 # -- The report ---------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class Counters(Struct, rename="camel"):
 
 
 class Sizes(Struct, rename="camel"):
-    """The size of a namespace. Memory is in bytes; None if Redis does not report it."""
+    """The size of a namespace. Memory is in bytes, or None if Redis does not report it."""
 
     log_entries: int = 0
     log_bytes: int = 0
@@ -79,7 +79,7 @@ class Report(Struct, rename="camel"):
     omitted_findings: int = 0
     """How many further findings were omitted: each part reports at most `MAX_FINDINGS`."""
     version: str | None = None
-    """The version of the stored format; None if it is missing."""
+    """The version of the stored format. None if the field is missing."""
     epoch: int | None = None
     leader: Leader | None = None
     """None if the last leader has resigned."""
@@ -94,7 +94,7 @@ class Report(Struct, rename="camel"):
 
 
 async def check_namespace(url: str, namespace: str) -> Report | None:
-    """Check a namespace; return None if Redis has no key of it. Raises RedisFailure if Redis is unavailable."""
+    """Return the report on a namespace, or None if Redis has no key of it. Raises RedisFailure if Redis is unavailable."""
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
         for _ in range(MAX_ATTEMPTS):
@@ -128,7 +128,7 @@ class _Check:
         """The number of findings of each part."""
 
     async def run(self) -> Report | None:
-        """Check everything, and return the report; None if the namespace has neither metadata nor a log."""
+        """Check everything, and return the report, or None if the namespace has neither metadata nor a log."""
         report = self._report
         if not await self._primary.call("EXISTS", self._keyspace.meta, self._keyspace.log):
             return None
@@ -137,8 +137,8 @@ class _Check:
         report.sound = not report.findings
         return report
 
-    def _find(self, part: str, message: str) -> None:
-        """Add a finding, or count it if its part has `MAX_FINDINGS` already."""
+    def _add_finding(self, part: str, message: str) -> None:
+        """Add a finding to the report. If its part has `MAX_FINDINGS` already, only count it."""
         self._counts[part] += 1
         if self._counts[part] <= MAX_FINDINGS:
             self._report.findings.append(Finding(part, message))
@@ -148,42 +148,42 @@ class _Check:
     async def _check_content(self) -> None:
         """Check the state and the log, then the locks that a recovery would find."""
         meta = await self._read_meta()
-        self._describe(meta)
+        self._report_meta(meta)
         records = await self._read_state(meta)
-        end = await self._read_meta()
-        if end.epoch.state != meta.epoch.state:
+        latest = await self._read_meta()
+        if latest.epoch.state != meta.epoch.state:
             raise _Changed
-        log = _LogCheck(meta, self._find)
-        await self._read_log(log, end)
-        self._describe(end)
-        self._check_epochs(end, log)
+        log = _LogCheck(meta, self._add_finding)
+        await self._read_log(log, latest)
+        self._report_meta(latest)
+        self._check_epochs(latest, log)
         changes = self._decode_state(records) | log.changes
         changes = {id_: changes[id_] for id_ in sorted(changes)}
         counters = log.counters or meta.checkpoint.counters
         self._report.counters = Counters(counters.clock_ms, counters.next_id, counters.next_fence)
         self._check_locks(changes, counters)
-        await self._describe_keys(end)
+        await self._report_keys(latest)
 
     async def _read_meta(self) -> Meta:
-        """Read the metadata. Anything that cannot be decoded is a finding, and ends the check."""
+        """Return the metadata. If it is missing or cannot be decoded, add a finding and raise _Unreadable."""
         try:
             version = await self._primary.call("HGET", self._keyspace.meta, "version")
             self._report.version = None if version is None else version.decode(errors="replace")
             meta = await self._keyspace.read()
         except UnknownFormat as error:
-            self._find("meta", str(error))
+            self._add_finding("meta", str(error))
         except ErrorReply as error:
             if "WRONGTYPE" not in str(error):  # in the middle of the message if a script has failed
                 raise
-            self._find("meta", f"a key has another type: {error}")
+            self._add_finding("meta", f"a key has another type: {error}")
         else:
             if meta is not None:
                 return meta
-            self._find("meta", "the log exists, but the metadata is missing: Redis has lost a key")
+            self._add_finding("meta", "the log exists, but the metadata is missing: Redis has lost a key")
         raise _Unreadable
 
-    def _describe(self, meta: Meta) -> None:
-        """Report what the metadata contains."""
+    def _report_meta(self, meta: Meta) -> None:
+        """Set the fields of the report that come from the metadata."""
         report, node = self._report, meta.node
         report.epoch = meta.epoch.number
         report.leader = None if node is None else Leader(node.address, node.lease_ms)
@@ -193,14 +193,14 @@ class _Check:
     # -- reading ------------------------------------------------------------------------------------------
 
     async def _read_state(self, meta: Meta) -> dict[bytes, bytes]:
-        """Return the records of the checkpointed state."""
+        """Return the records of the checkpointed state by id. If it is missing or no hash, add a finding and return none."""
         keys = [meta.epoch.state, self._keyspace.meta, self._keyspace.log]
         kind = (await self._primary.read(keys, "TYPE")).decode()
         if kind != "hash":
             missing = kind == "none"
             if missing and (await self._read_meta()).epoch.state != meta.epoch.state:
                 raise _Changed
-            self._find(
+            self._add_finding(
                 "checkpoint",
                 f"the state {meta.epoch.state} is missing: Redis has lost a key"
                 if missing
@@ -216,13 +216,13 @@ class _Check:
         self._report.sizes.state_records = len(records)
         return records
 
-    async def _read_log(self, log: _LogCheck, end: Meta) -> None:
-        """Read the log up to the position of `end`. Raises _Changed if the leader has trimmed what was to be read."""
-        if not end.has_log:
-            self._find("log", "the log is missing: Redis has lost a key, and the commits after the checkpoint")
+    async def _read_log(self, log: _LogCheck, latest: Meta) -> None:
+        """Pass the log up to the position of `latest` to `log`. Raises _Changed if the leader has trimmed unread entries."""
+        if not latest.has_log:
+            self._add_finding("log", "the log is missing: Redis has lost a key, and the commits after the checkpoint")
             return
         checkpoint = log.meta.checkpoint.position
-        start, last = "-", encode_position(end.position)
+        start, last = "-", encode_position(latest.position)
         while start != f"({last}":
             entries = await self._primary.call("XRANGE", self._keyspace.log, start, last, "COUNT", MAX_READ_ENTRIES)
             if not entries:  # the log was replaced, or its slot is being migrated
@@ -230,20 +230,21 @@ class _Check:
             decoded = [
                 (decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))) for id_, fields in entries
             ]
-            first, values = decoded[0]
-            gap = not log.continues(first, values)
-            if gap:  # unless the entries before `first` exist
-                oldest = await self._primary.call("XRANGE", self._keyspace.log, "-", "+", "COUNT", 1)
-                gap = bool(oldest) and decode_position(oldest[0][0]) >= first
-            # The leader may have moved the checkpoint after `end` was read, and then have trimmed the log.
-            if gap and (start != "-" or (await self._read_meta()).checkpoint.position != checkpoint):
+            is_trimmed = not log.continues(*decoded[0]) and await self._begins_at(decoded[0][0])
+            # The leader may have moved the checkpoint after `latest` was read, and then have trimmed the log.
+            if is_trimmed and (start != "-" or (await self._read_meta()).checkpoint.position != checkpoint):
                 raise _Changed
             for position, values in decoded:
                 log.add(position, values, self._decoder)
             start = f"({entries[-1][0].decode()}"
-        self._report.sizes.log_entries, self._report.sizes.log_bytes = log.entries, log.bytes
+        self._report.sizes.log_entries, self._report.sizes.log_bytes = log.entry_count, log.batch_bytes
 
-    async def _describe_keys(self, meta: Meta) -> None:
+    async def _begins_at(self, position: Position) -> bool:
+        """Return whether the log has entries, and none before `position`."""
+        oldest = await self._primary.call("XRANGE", self._keyspace.log, "-", "+", "COUNT", 1)
+        return bool(oldest) and decode_position(oldest[0][0]) >= position
+
+    async def _report_keys(self, meta: Meta) -> None:
         """Report the abandoned states, and the memory of the state and the log."""
         for key in sorted(await self._primary.call("SMEMBERS", self._keyspace.key("snapshots"))):
             if key.decode() != meta.epoch.state and await self._primary.call("EXISTS", key):
@@ -254,50 +255,48 @@ class _Check:
 
     # -- judging ------------------------------------------------------------------------------------------
 
-    def _check_epochs(self, end: Meta, log: _LogCheck) -> None:
-        """Check that the history, the checkpoint and the last takeover of the log agree."""
-        ends = end.history.ends
+    def _check_epochs(self, meta: Meta, log: _LogCheck) -> None:
+        """Check that the history, the checkpoint and the takeovers of the log agree."""
+        ends = meta.history.ends
         if any(first >= second for first, second in pairwise(ends)):
-            self._find("epochs", f"the history is not ascending: {' '.join(map(encode_position, ends))}")
-        checkpoint = end.checkpoint.position
-        if not end.history.contains(checkpoint):
-            self._find("checkpoint", f"the checkpoint {encode_position(checkpoint)} is not on the history")
-        if end.has_log and end.position[0] != end.epoch.number:
-            self._find("epochs", f"the log ends in epoch {end.position[0]}, and the metadata has {end.epoch.number}")
-        if log.node is not None and log.last_epoch == end.epoch.number and end.has_log:
-            stored = b"" if log.resigned else log.node
-            if decode_node(stored) != end.node:
-                self._find("epochs", f"the metadata names another leader than the takeover {end.epoch.number}-0")
+            self._add_finding("epochs", f"the history is not ascending: {' '.join(map(encode_position, ends))}")
+        checkpoint, epoch = meta.checkpoint.position, meta.epoch.number
+        if not meta.history.contains(checkpoint):
+            self._add_finding("checkpoint", f"the checkpoint {encode_position(checkpoint)} is not on the history")
+        if meta.has_log and meta.position[0] != epoch:
+            self._add_finding("epochs", f"the log ends in epoch {meta.position[0]}, and the metadata has {epoch}")
+        if log.leader is not None and log.last_epoch == epoch and meta.has_log:
+            leader = b"" if log.has_resigned else log.leader
+            if decode_node(leader) != meta.node:
+                self._add_finding("epochs", f"the metadata names another leader than the takeover {epoch}-0")
         for epoch, base in log.bases.items():
             before = max((position for position in ends if position[0] < epoch), default=(0, 0))
-            if base != before and (0, 0) not in (
-                base,
-                before,
-            ):  # a restored snapshot, or an epoch that the history lacks
+            # (0, 0) is the base of a restored snapshot, and is before the first epoch in the history.
+            if base != before and (0, 0) not in (base, before):
                 texts = f"{encode_position(base)} in the log, and from {encode_position(before)} in the history"
-                self._find("epochs", f"epoch {epoch} continues from {texts}")
+                self._add_finding("epochs", f"epoch {epoch} continues from {texts}")
 
     def _decode_state(self, records: dict[bytes, bytes]) -> dict[int, Change]:
-        """Decode the records of the state."""
+        """Return the decoded records of the state by id. For a record that cannot be decoded, add a finding."""
         changes: dict[int, Change] = {}
         for id_, record in records.items():
             try:
                 changes[int(id_)] = self._decoder.decode(int(id_), record)
             except (UnknownFormat, DecodeError, ValueError) as error:
-                self._find("records", f"the record {id_.decode(errors='replace')} of the state: {error}")
+                self._add_finding("records", f"the record {id_.decode(errors='replace')} of the state: {error}")
         return changes
 
     def _check_locks(self, changes: dict[int, Change], counters: Batch) -> None:
-        """Check the locks that a recovery would find, against each other and against the counters."""
+        """Count the locks that a recovery would find, and check them against each other and against the counters."""
         requests = [change for change in changes.values() if isinstance(change, Request)]
         sizes = self._report.sizes
         sizes.held = sum(request.state is HELD for request in requests)
         sizes.waiting = len(requests) - sizes.held
         sizes.retained_replies = sum(isinstance(change, RetainedReply) for change in changes.values())
         for violation in find_counter_violations(changes, counters):
-            self._find("locks", violation)
+            self._add_finding("locks", violation)
         for violation in find_violations(requests):
-            self._find("locks", violation)
+            self._add_finding("locks", violation)
 
 
 def find_counter_violations(changes: dict[int, Change], counters: Batch) -> list[str]:
@@ -316,31 +315,31 @@ def find_counter_violations(changes: dict[int, Change], counters: Batch) -> list
 class _LogCheck:
     """Checks the log entry by entry, and collects the changes after the checkpoint of `meta`."""
 
-    def __init__(self, meta: Meta, find: Callable[[str, str], None]) -> None:
+    def __init__(self, meta: Meta, add_finding: Callable[[str, str], None]) -> None:
         self.meta = meta
-        self._find = find
+        self._add_finding = add_finding
         self._previous: Position | None = None
-        """The position of the last entry; None before the first."""
-        self.entries = 0
-        self.bytes = 0
+        """The position of the previous entry. None before the first entry."""
+        self.entry_count = 0
+        self.batch_bytes = 0
         """The size of all batches."""
         self.changes: dict[int, Change] = {}
         """The changes after the checkpoint."""
         self.counters: Batch | None = None
-        """The counters of the last batch after the checkpoint; None if there is none."""
+        """The counters of the last batch after the checkpoint. None if there is no such batch."""
         self._last_counters: Batch | None = None
         """The counters of the last batch."""
         self.bases: dict[int, Position] = {}
-        """By epoch: the position from which it continues; (0, 0) for a restored snapshot."""
-        self.node: bytes | None = None
-        """The encoded leader of the last takeover in the log; None if there is none."""
+        """By epoch, the position from which it continues, or (0, 0) if it continues from a restored snapshot."""
+        self.leader: bytes | None = None
+        """The encoded leader of the last takeover in the log. None if the log has no takeover."""
         self.last_epoch = 0
         """The epoch of the last takeover."""
-        self.resigned = False
-        """The last entry is a resignation."""
+        self.has_resigned = False
+        """Whether the last entry is a resignation."""
 
     def continues(self, position: Position, values: dict[bytes, bytes]) -> bool:
-        """Return whether an entry continues the log at the previous entry; the first entry, at the checkpoint or before."""
+        """Return whether no entry is missing before this one. The first one may be before, at or directly after the checkpoint."""
         previous, checkpoint = self._previous, self.meta.checkpoint.position
         if previous is None:
             if position <= checkpoint:
@@ -353,33 +352,33 @@ class _LogCheck:
         return position == (previous[0], previous[1] + 1)
 
     def add(self, position: Position, values: dict[bytes, bytes], decoder: RecordDecoder) -> None:
-        """Check the next entry."""
+        """Check the next entry, and collect what it contains."""
         id_ = encode_position(position)
-        self.entries += 1
+        self.entry_count += 1
         if not self.continues(position, values):
             if self._previous is None:
                 checkpoint = encode_position(self.meta.checkpoint.position)
-                self._find(
+                self._add_finding(
                     "checkpoint", f"the log begins with {id_}, and does not reach back to the checkpoint {checkpoint}"
                 )
             else:
-                self._find("log", f"{id_} does not continue {encode_position(self._previous)}")
-        self._previous, self.resigned = position, b"resigned" in values
+                self._add_finding("log", f"{id_} does not continue {encode_position(self._previous)}")
+        self._previous, self.has_resigned = position, b"resigned" in values
         try:
             if b"base" in values:
                 self.bases[position[0]] = decode_position(values[b"base"])
-                self.last_epoch, self.node = position[0], values[b"node"]
-                decode_node(self.node)
+                self.last_epoch, self.leader = position[0], values[b"node"]
+                decode_node(self.leader)
             elif b"batch" in values:
                 self._add_batch(position, values[b"batch"], decoder)
             else:
-                self._find("log", f"{id_} is neither a takeover nor a batch")
+                self._add_finding("log", f"{id_} is neither a takeover nor a batch")
         except (UnknownFormat, DecodeError, ValueError, KeyError) as error:
-            self._find("log", f"{id_} cannot be decoded: {error}")
+            self._add_finding("log", f"{id_} cannot be decoded: {error}")
 
     def _add_batch(self, position: Position, encoded: bytes, decoder: RecordDecoder) -> None:
         """Check a batch, and collect its changes if it is later than the checkpoint."""
-        self.bytes += len(encoded)
+        self.batch_bytes += len(encoded)
         header, records = split_batch(encoded)
         counters, last = decode_counters(header), self._last_counters
         if last is not None and (
@@ -387,7 +386,7 @@ class _LogCheck:
             or counters.next_fence < last.next_fence
             or counters.clock_ms < last.clock_ms
         ):
-            self._find("log", f"the clock or a counter of {encode_position(position)} is lower than before")
+            self._add_finding("log", f"the clock or a counter of {encode_position(position)} is lower than before")
         self._last_counters = counters
         is_later = position > self.meta.checkpoint.position
         if is_later:

@@ -35,7 +35,7 @@ READ_BYTES = 128 << 10
 PART_SIZE = 1_000
 """How many records one call writes or deletes. Limited, because Redis serves no other client during a call."""
 PART_BYTES = 1 << 20
-"""How many bytes of records one call writes. A last record may exceed it: a record has up to about a MiB."""
+"""How many bytes of records one call writes. The last record of a call may exceed this limit, by up to about a MiB."""
 
 
 class Checkpointer:
@@ -43,8 +43,8 @@ class Checkpointer:
 
     It collects the changes of the stored batches, so it need not read back this leader's entries of the log. The first
     checkpoint also has the entries of former leaders, which it reads from the log. `counters` is a batch with the counters at
-    the begin of this leader's epoch. `on_loss` is called if Redis seems to have lost data; with True if it has lost more than
-    the end of the log, so that the snapshot must be restored.
+    the beginning of this leader's epoch. `on_loss` is called if Redis seems to have lost data. Its argument is True if Redis
+    has lost more than the end of the log, so that the snapshot must be restored.
     """
 
     def __init__(
@@ -53,38 +53,38 @@ class Checkpointer:
         self._keyspace = keyspace
         self._on_loss = on_loss
         self._log = log
-        self._index = 0
+        self._stored_index = 0
         """The index of the last stored batch."""
-        self._counters = counters
-        """The last stored batch, for its counters."""
+        self._last_batch = counters
+        """The last stored batch, which has the counters of a checkpoint."""
         self._changes: dict[int, bytes] = {}
         """The last change of each id since the last checkpoint, as a line of an encoded batch."""
-        self._bytes = 0
+        self._stored_bytes = 0
         """The size of all stored batches."""
-        self._checkpointed = 0, 0
-        """The index of the last stored batch and the size of all batches at the last checkpoint."""
+        self._checkpointed_index = self._checkpointed_bytes = 0
+        """The values of `_stored_index` and `_stored_bytes` at the last checkpoint."""
         self._attempt = 0
         """The number of the last attempt to write a checkpoint."""
-        self._last: Position | None = None
-        """The position of the last checkpoint; None before the first attempt, and after Redis has lost a checkpoint."""
+        self._last_checkpoint: Position | None = None
+        """The position of the last checkpoint. None before the first attempt, and after Redis has lost a checkpoint."""
         self._highest_id = counters.next_id - 1
-        """The state contains no higher id: neither from a checkpoint, nor from one that was not finished."""
+        """The highest id that any checkpoint, finished or not, may have written to the state."""
 
     def add(self, batch: Batch, lines: dict[int, bytes], size: int) -> None:
         """Add a stored batch to the next checkpoint: its changes as `lines`, and its encoded size in bytes."""
-        self._index += 1
-        self._counters = batch
+        self._stored_index += 1
+        self._last_batch = batch
         self._changes.update(lines)
-        self._bytes += size
+        self._stored_bytes += size
 
     async def run(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
         loop = asyncio.get_running_loop()
-        last_at = -inf  # the first checkpoint is due at once, because a former leader may have left much of the log
+        attempted_at = -inf  # the first checkpoint is due at once, because a former leader may have left a long log
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            if self._is_due(loop.time() - last_at):
-                last_at = loop.time()
+            if self._is_due(loop.time() - attempted_at):
+                attempted_at = loop.time()
                 try:
                     await self.write()
                 except (RedisFailure, UnknownFormat) as error:
@@ -93,36 +93,42 @@ class Checkpointer:
 
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""
-        index, size = self._checkpointed
-        is_idle = not self._changes and self._last is not None  # an idle leader commits empty batches
-        is_overdue = elapsed_s >= (IDLE_CHECKPOINT_INTERVAL_S if is_idle else CHECKPOINT_INTERVAL_S)
-        return is_overdue or self._bytes - size >= CHECKPOINT_BYTES or self._index - index >= CHECKPOINT_ENTRIES
+        is_idle = not self._changes and self._last_checkpoint is not None  # an idle leader commits empty batches
+        return (
+            elapsed_s >= (IDLE_CHECKPOINT_INTERVAL_S if is_idle else CHECKPOINT_INTERVAL_S)
+            or self._stored_bytes - self._checkpointed_bytes >= CHECKPOINT_BYTES
+            or self._stored_index - self._checkpointed_index >= CHECKPOINT_ENTRIES
+        )
 
     async def write(self) -> bool:
-        """Write a checkpoint of all stored batches; return False if another node leads or Redis has lost data."""
+        """Write a checkpoint of all stored batches. Return False if another node leads or Redis has lost data."""
         self._attempt += 1
-        progress = self._index, self._bytes
-        new = Checkpoint((self._keyspace.epoch.number, self._index), replace(self._counters, changes={}))
+        index, size = self._stored_index, self._stored_bytes
+        new = Checkpoint((self._keyspace.epoch.number, index), replace(self._last_batch, changes={}))
         changes, self._changes = self._changes, {}
         is_written = False
         try:
-            if self._last is None:
-                changes = await self._read_changes(new.position)
-            if self._last is not None:
-                # The state never had a request that came and went since the last checkpoint.
+            if self._last_checkpoint is None:
+                self._last_checkpoint, changes = await self._read_changes(new.position)
+            if self._last_checkpoint is not None:
+                # The deletion of a request that came and went since the last checkpoint is not needed.
                 changes = {id_: line for id_, line in changes.items() if id_ <= self._highest_id or b" " in line}
                 self._highest_id = max(self._highest_id, max(changes, default=0))
-                is_written = await self._write_parts([*changes.values()], self._last, new)
+                is_written = await self._write_parts([*changes.values()], self._last_checkpoint, new)
         finally:
             if not is_written:
                 self._changes = changes | self._changes
         if is_written:
-            self._last, self._checkpointed = new.position, progress
+            self._last_checkpoint = new.position
+            self._checkpointed_index, self._checkpointed_bytes = index, size
         return is_written
 
     async def _write_parts(self, lines: list[bytes], last: Position, new: Checkpoint) -> bool:
-        """Write changes to the state, then move the checkpoint; return whether Redis has accepted all of it."""
-        parts = _parts(lines)
+        """Write changes to the state, then move the checkpoint. Return whether Redis has accepted all parts.
+
+        After a rejected part the position of the last checkpoint is unknown.
+        """
+        parts = _split_into_parts(lines)
         for number, part in enumerate(parts, 1):
             status = await self._keyspace.write_checkpoint(
                 last,
@@ -134,21 +140,21 @@ class Checkpointer:
                 is_last_part=number == len(parts),
             )
             if status != b"ok":
-                self._last = None
+                self._last_checkpoint = None
                 if status in (b"lost", b"no state"):
                     self._on_loss(status == b"no state")
                 return False
         return True
 
-    async def _read_changes(self, end: Position) -> dict[int, bytes]:
-        """Read the last checkpoint, and the log from there up to `end`; return the last change of each id as a line.
+    async def _read_changes(self, end: Position) -> tuple[Position | None, dict[int, bytes]]:
+        """Return the position of the last checkpoint, and the changes of the log from there up to `end`, as lines by id.
 
-        If another node leads or Redis has lost data, the last checkpoint stays unknown, and the result is empty.
+        Returns None and no changes if another node leads or Redis has lost data.
         """
         meta = await self._keyspace.read()
         if meta is None or meta.epoch != self._keyspace.epoch:
             self._on_loss(False)
-            return {}
+            return None, {}
         changes: dict[int, bytes] = {}
         reader = LogReader(self._keyspace.primary, self._keyspace.log, READ_BYTES)
         reader.seek(meta.history.up_to(meta.checkpoint.position))
@@ -157,19 +163,18 @@ class Checkpointer:
                 entries = await reader.read(None)
                 if not entries:  # the log ends before
                     self._on_loss(False)
-                    return {}
+                    return None, {}
                 for entry in entries:
                     if isinstance(entry, BatchCommitted) and entry.position <= end:
                         for id_, record in entry.records.items():
                             changes[int(id_)] = b"%b %b" % (id_, record) if record else id_
         except LogTruncated:  # an entry is missing that this leader has read or written
             self._on_loss(True)
-            return {}
-        self._last = meta.checkpoint.position
-        return changes
+            return None, {}
+        return meta.checkpoint.position, changes
 
 
-def _parts(lines: list[bytes]) -> list[list[bytes]]:
+def _split_into_parts(lines: list[bytes]) -> list[list[bytes]]:
     """Return the lines in parts, at least one, of at most `PART_SIZE` lines and about `PART_BYTES` bytes."""
     parts: list[list[bytes]] = [[]]
     size = 0

@@ -3,7 +3,7 @@
 A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this connection
 has changed the log or `meta` since the last WATCH: another leader, a rollback, a resynchronization with another primary, a
 lost key. So the log always continues exactly at the last batch that this leader knows to be stored. The WATCH of one commit
-protects the next. A checkpoint of this leader changes `meta`; the commit after that is sent again.
+protects the next. A checkpoint of this leader changes `meta`, so Redis rejects the next commit, which is then sent again.
 
 After each failure, and on each new connection, the writer watches both keys and reads the last id of the log. The id tells
 whether the batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks
@@ -48,8 +48,8 @@ class Outcome(Enum):
 # -- Encoding -----------------------------------------------------------------------------------------
 
 TRIM_INTERVAL = 128
-"""Every commit whose index is a multiple of this trims the log. A multiple, because trimming costs Redis about as much as the
-rest of a small commit."""
+"""Every commit whose index is a multiple of this trims the log. Not every commit does, because trimming costs Redis about as
+much as the rest of a small commit."""
 
 LARGE_BATCH_BYTES = 128 << 10
 """A commit of at least this size trims the log as well, so that large batches cannot exceed the retention by much."""
@@ -63,13 +63,14 @@ class CommitEncoder:
     def __init__(self, keyspace: Keyspace) -> None:
         self._epoch = keyspace.epoch.number
         self._former_epoch = keyspace.history.ends[-2:][0][0]
+        """The epoch before this one, or this one if there is none."""
         self._log, self._meta = keyspace.log, keyspace.meta
         self._retention = LogRetention()
         self.checkpoint: Position = (0, 0)
-        """The checkpoint that Redis had when the log was last compared: the log may be trimmed up to this position.
+        """The checkpoint that Redis had when the log was last compared. The log may be trimmed up to this position.
 
-        The commit after a new checkpoint always compares, because the checkpoint changes `meta`. After a failover the new
-        primary may lack the last checkpoint although it has all batches.
+        The position is read from Redis: after a failover, the new primary may lack the last checkpoint although it has all
+        batches. The commit after a new checkpoint always compares, because the checkpoint changes `meta`.
         """
         self._encoded_bytes = 0
         """The size of all batches that were encoded, each counted once."""
@@ -86,9 +87,9 @@ class CommitEncoder:
         """
 
     def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
-        """Encode the commit of a batch as a transaction; return it with the reply that Redis sends if it appends the batch.
+        """Return the transaction that commits a batch, and the reply that Redis sends if it appends the batch.
 
-        Every `TRIM_INTERVAL`th commit and every large one also trim the log. The bytes are formatted without a generic
+        Every `TRIM_INTERVAL`th commit and every large commit also trim the log. The bytes are formatted without a generic
         encoder, because this code runs for every commit.
         """
         id_, size = b"%d-%d" % (self._epoch, index), len(batch)
@@ -100,9 +101,9 @@ class CommitEncoder:
         return command, b"+OK\r\n+QUEUED\r\n*1\r\n$%d\r\n%b\r\n+OK\r\n" % (len(id_), id_)
 
     def _trimming_xadd(self, index: int) -> bytes:
-        """Return the start of a transaction whose XADD also trims the entries that are in the checkpoint and not retained.
+        """Advance the log retention to `index`, and return the start of a transaction whose XADD also trims the log.
 
-        Entries of the former leader, who has trimmed them to the same limits, are retained until this leader's own entries
+        It trims entries that are in the checkpoint and are not retained. Entries of the former leader, who has trimmed them to the same limits, are retained until this leader's own entries
         exceed a limit. Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
         """
         self._retention.mark(index, self._encoded_bytes)
@@ -123,18 +124,15 @@ class CommitEncoder:
 
 
 class CommitForm(NamedTuple):
-    """A form in which a batch is sent: which of the replies tells whether it was appended, and how many there are.
+    """A form in which a batch is sent. The reply at `result_index` tells whether the batch was appended; the last is of WATCH."""
 
-    The last of the replies is that of WATCH.
-    """
-
-    result: int
-    replies: int
+    result_index: int
+    reply_count: int
 
 
-TRANSACTION = CommitForm(result=2, replies=4)
+TRANSACTION = CommitForm(result_index=2, reply_count=4)
 """MULTI, XADD, EXEC, WATCH."""
-SCRIPT = CommitForm(result=0, replies=3)
+SCRIPT = CommitForm(result_index=0, reply_count=3)
 """EVAL, UNWATCH, WATCH: Redis accepts this form also while it is out of memory."""
 
 
@@ -158,14 +156,13 @@ class AckPolicy:
         self._required = [1, replicas] if fsync else [replicas]
         """The minimum of each number in a reply: to WAITAOF (primary, replicas), to WAIT (replicas)."""
         name, timeouts_ms = ("WAITAOF", WAITAOF_TIMEOUTS_MS) if fsync else ("WAIT", WAIT_TIMEOUTS_MS)
-        self.commands = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
-        """The encoded WAIT or WAITAOF commands, in order: each is sent only if acknowledgements were missing before."""
-        self.command = self.commands[0] if any(self._required) else b""
-        """What is sent together with each commit; empty if no acknowledgement is needed."""
+        self.waits = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
+        """The encoded WAIT or WAITAOF commands, in order: each is sent only if the previous one was not successful."""
+        self.first_wait = self.waits[0] if any(self._required) else b""
+        """The first command, which is sent together with each commit. Empty if no acknowledgement is needed."""
 
-    def unmet(self, reply: object) -> str:
-        """Describe which acknowledgements are missing, for an error message; "" if the commit has all of them.
-
+    def missing_acks(self, reply: object) -> str:
+        """Return which acknowledgements are missing, as text for an error message, or "" if the commit has all of them.
         `reply` is the reply to WAIT, the number of replicas; or to WAITAOF, the list [1 if the primary has fsynced, number
         of replicas].
         """
@@ -222,15 +219,15 @@ class BatchInFlight:
     form: CommitForm = TRANSACTION
     """The form in which the batch was sent last."""
     expected_reply: bytes = b""
-    """The reply to that form if the batch is appended; empty if no reply is expected literally."""
+    """The bytes that Redis sends in reply if it appends the batch. Empty if they are not known, or other replies follow."""
     attempts: int = 0
     """How often the batch was sent again, or WAIT was repeated."""
     failed_waits: int = 0
     """How many waits for acknowledgements have failed on this connection."""
     missing_acks: str = ""
-    """Which acknowledgements were missing after the last wait; empty if none, or if no wait has ended."""
+    """Which acknowledgements were missing after the last wait. Empty if none was missing, or if no wait has ended."""
     progress: tuple[int, int] | None = None
-    """The attempts and the size of the send buffer at the last timeout check; None before the first check."""
+    """The attempts and the size of the send buffer at the last timeout check. None before the first check."""
     progress_at: float = 0.0
     """When the timeout check last saw progress (event-loop time)."""
     timeouts: int = 0
@@ -238,7 +235,7 @@ class BatchInFlight:
     stalled_since: float | None = None
     """When the batch last made progress, if the timeout check has closed the connection and no outage was logged since."""
 
-    # Written out because mypyc compiles it. What most batches never change is an attribute of the class.
+    # No dataclass: mypyc compiles this constructor. Attributes that most batches never change have their values in the class.
     def __init__(
         self,
         index: int,
@@ -262,12 +259,12 @@ class BatchInFlight:
             done(error)
 
     def abandon(self) -> None:
-        """Report nothing more. Redis may or may not have the batch. The caller, and its state in memory, are released."""
+        """End without reporting an outcome. Redis may or may not have the batch. Release the caller, with its state in memory."""
         self.state, self.done = FINISHED, None
 
 
 def _none_in_flight(counters: Batch) -> BatchInFlight:
-    """Return what stands for the last batch before the first one of an epoch, after a state with these counters."""
+    """Return a finished placeholder with index 0, which precedes the first batch of an epoch and has these counters."""
     batch = BatchInFlight(0, counters, {}, b"")
     batch.abandon()
     return batch
@@ -280,7 +277,8 @@ class CommitWriter:
     """Appends one batch at a time to the log, over a connection of its own, and retries it until its outcome is known.
 
     `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires, `on_rolled_back` if Redis
-    lacks earlier batches. Both must finish the batch, or `recover`. An error that no retry would change finishes it.
+    lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node leads, or a recovery fails,
+    the writer finishes the batch with an error.
     """
 
     def __init__(
@@ -301,18 +299,18 @@ class CommitWriter:
         self._on_stored = on_stored
         self._on_rolled_back = on_rolled_back
         self.batch = _none_in_flight(Batch())
-        """The batch in flight, or the last one. Before the first of an epoch: index 0, with the counters of the loaded state."""
+        """The batch in flight, or else the last batch. Before the first batch of an epoch, the result of `_none_in_flight`."""
         self.full = False
-        """Redis is out of memory, and stores only releases."""
+        """Whether Redis is out of memory, and stores only releases."""
         self.connection: RedisConnection | None = None
-        """The connection to the primary; None while disconnected."""
+        """The connection to the primary. None while disconnected."""
         self._encoder: CommitEncoder
         self._watching = False
-        """The connection watches the log, and the log ends with the last stored batch."""
+        """Whether the connection watches the log, and the log ends with the last stored batch."""
         self._has_lost_state = False
-        """Redis has lost the checkpointed state, so the snapshot must be restored."""
+        """Whether Redis has lost the checkpointed state, so that the snapshot must be restored."""
         self._backoff: Backoff | None = None
-        """Set during an outage of Redis; None while commits succeed."""
+        """The pauses between attempts during an outage of Redis. None while commits succeed."""
         self._recovery: asyncio.Task[None] | None = None
         """Runs while commits are impossible: reconnects, or restores the snapshot, and then sends a batch."""
         self._timeout_timer: asyncio.TimerHandle | None = None
@@ -325,7 +323,7 @@ class CommitWriter:
             self._check_timeout()
 
     def start_epoch(self, encoder: CommitEncoder, counters: Batch) -> None:
-        """Commit in the epoch that this node has just acquired, from a state with these counters on."""
+        """Prepare for commits in the epoch that this node has just acquired. `counters` are those of the loaded state."""
         self.batch = _none_in_flight(counters)
         self._start_epoch(encoder)
 
@@ -333,15 +331,15 @@ class CommitWriter:
         self._encoder, self._watching, self._has_lost_state = encoder, False, False
 
     def write(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Append a batch to the log, and retry it until `done` is called. The last batch must be stored."""
+        """Append a batch to the log, and retry until its outcome is passed to `done`. The previous batch must be stored."""
         sent_at, lines = self._loop.time(), encode_changes(batch.changes)
         self.batch = BatchInFlight(self.batch.index + 1, batch, lines, encode_batch(batch, lines), sent_at, done)
         self._send()
 
     async def resubmit(self, encoder: CommitEncoder, counters: Batch) -> None:
-        """Commit an empty batch in place of the one in flight, which a restored snapshot contains, as the first of a new epoch.
+        """Replace the batch in flight by an empty first batch of a new epoch, and commit it.
 
-        May only be called by the coroutine of `recover`.
+        A restored snapshot contains the replaced batch. May only be called by the coroutine of `recover`.
         """
         self._start_epoch(encoder)
         batch = self.batch
@@ -382,9 +380,10 @@ class CommitWriter:
             self._send()
         elif outcome is Outcome.STORED:
             self._watching = True
-            if not self._ack_policy.command:
+            if not self._ack_policy.first_wait:
                 self._finish(outcome)
-            elif self.connection is not None:  # this connection has not written the batch, so it could not wait for it
+            elif self.connection is not None:
+                # WAIT covers only writes of its own connection, and another connection may have written the batch.
                 self.batch.form = TRANSACTION
                 self._send_with_acks(self.connection, self._encoder.touch)
         else:
@@ -420,19 +419,19 @@ class CommitWriter:
             return
         batch = self.batch
         command, batch.expected_reply = self._encoder.encode(batch.index, batch.encoded)
-        if self._ack_policy.command:
+        if self._ack_policy.first_wait:
             self._send_with_acks(connection, command)
         else:
-            connection.send(command, self._on_replies, TRANSACTION.replies, batch.expected_reply)
+            connection.send(command, self._on_replies, TRANSACTION.reply_count, batch.expected_reply)
 
     def _send_with_acks(self, connection: RedisConnection, command: bytes) -> None:
         """Send the batch in flight, as `command`, followed by WAIT or WAITAOF if acknowledgements are required."""
-        batch, replies = self.batch, self.batch.form.replies
+        batch, reply_count = self.batch, self.batch.form.reply_count
         batch.failed_waits, batch.expected_reply = 0, b""
         batch.attempts += 1
-        if self._ack_policy.command:
-            command, replies = command + self._ack_policy.command, replies + 1
-        connection.send(command, self._on_replies, replies)
+        if self._ack_policy.first_wait:
+            command, reply_count = command + self._ack_policy.first_wait, reply_count + 1
+        connection.send(command, self._on_replies, reply_count)
 
     def _on_replies(self, replies: object) -> None:
         """Handle the replies to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
@@ -453,21 +452,21 @@ class CommitWriter:
             return
         assert isinstance(replies, list)  # noqa: S101 - several replies were expected
         form = batch.form
-        result = replies[form.result]
+        result = replies[form.result_index]
         executed = result if isinstance(result, list) else ()  # Redis may reject a command when EXEC executes it
-        errors = (reply for reply in (*replies[: form.result], result, *executed) if isinstance(reply, ErrorReply))
-        error = next(errors, None)
+        results = (*replies[: form.result_index], result, *executed)
+        error = next((reply for reply in results if isinstance(reply, ErrorReply)), None)
         if error is not None:
             self._on_failure(error)
             return
-        # A cluster node that is importing the slot rejects WATCH without another ASKING: then the next commit resumes first.
-        self._watching = not isinstance(replies[form.replies - 1], ErrorReply) and not self._has_lost_state
+        # A cluster node that is importing the slot rejects WATCH without another ASKING. The next commit then watches first.
+        self._watching = not isinstance(replies[form.reply_count - 1], ErrorReply) and not self._has_lost_state
         if not result or result[0] is None:
-            # The log was changed since it was watched (EXEC replies nil), or is gone: find out.
+            # EXEC replies nil if the log was changed since WATCH, and XADD if the log is gone: compare.
             self._watching = False
             self.recover(self.resume())
-        elif self._ack_policy.command and (unmet := self._ack_policy.unmet(replies[-1])):
-            self._wait_for_acks(replies[-1], unmet)
+        elif self._ack_policy.first_wait and (missing := self._ack_policy.missing_acks(replies[-1])):
+            self._wait_for_acks(replies[-1], missing)
         else:
             self._finish(Outcome.STORED)
 
@@ -489,22 +488,22 @@ class CommitWriter:
         else:
             batch.finish(LeadershipLost(f"{self._keyspace.meta} has another leader"))
 
-    def _wait_for_acks(self, ack_reply: object, unmet: str) -> None:
+    def _wait_for_acks(self, ack_reply: object, missing: str) -> None:
         """Repeat WAIT or WAITAOF, because the primary has appended the batch in flight, but acknowledgements are missing.
 
-        `ack_reply` is the last reply to WAIT or WAITAOF, `unmet` describes the missing acknowledgements.
+        `ack_reply` is the last reply to WAIT or WAITAOF, `missing` describes the missing acknowledgements.
 
         The batch is retried only after the last repetition or a lost connection, because each new write would need to
         be acknowledged as well.
         """
-        batch, commands = self.batch, self._ack_policy.commands
+        batch, waits = self.batch, self._ack_policy.waits
         batch.failed_waits += 1
-        batch.missing_acks = unmet
-        if self.connection is None or isinstance(ack_reply, RedisFailure) or batch.failed_waits >= len(commands):
-            self._on_failure(RedisFailure(f"commit not acknowledged: {unmet}"))
+        batch.missing_acks = missing
+        if self.connection is None or isinstance(ack_reply, RedisFailure) or batch.failed_waits >= len(waits):
+            self._on_failure(RedisFailure(f"commit not acknowledged: {missing}"))
             return
         batch.attempts += 1
-        self.connection.send(commands[batch.failed_waits], self._on_acks)
+        self.connection.send(waits[batch.failed_waits], self._on_acks)
 
     def _on_acks(self, ack_reply: object) -> None:
         """Handle the reply to a repeated WAIT or WAITAOF."""
@@ -512,15 +511,15 @@ class CommitWriter:
             return
         if isinstance(ack_reply, RedisFailure) and not isinstance(ack_reply, ErrorReply):  # the connection was lost
             self._on_failure(ack_reply)
-        elif unmet := self._ack_policy.unmet(ack_reply):
-            self._wait_for_acks(ack_reply, unmet)
+        elif missing := self._ack_policy.missing_acks(ack_reply):
+            self._wait_for_acks(ack_reply, missing)
         else:
             self._finish(Outcome.STORED)
 
     # -- comparing with the log ---------------------------------------------------------------------------
 
     async def _watch(self) -> Meta | None:
-        """Watch the log and return its end; retry until that succeeds. The first failure begins an outage, as that of a commit."""
+        """Watch the log, and return its end. Retries until that succeeds. A first failure begins an outage, as for a commit."""
         backoff = self._backoff
         if backoff is None:
             try:
@@ -530,7 +529,7 @@ class CommitWriter:
         return await retry_until_done(self._connect_and_watch, backoff, self._log)
 
     async def _connect_and_watch(self) -> Meta | None:
-        """Connect to the current primary if necessary, watch the log, and return its end; None if the namespace is empty."""
+        """Connect if necessary, watch the log, and return its end, or None if the namespace is empty."""
         if self.connection is None:
             self.connection = await self._primary.connect()
         connection = self.connection
@@ -543,7 +542,7 @@ class CommitWriter:
             raise
 
     def _compare(self, meta: Meta | None) -> Outcome:
-        """Compare the end of the log with the last stored batch and the batch in flight."""
+        """Return how the end of the log compares with the last stored batch and the batch in flight."""
         epoch, index = self._keyspace.epoch, self.batch.index
         if meta is None:
             return Outcome.ROLLED_BACK
@@ -579,7 +578,7 @@ class CommitWriter:
     def _check_timeout(self) -> None:
         """Close the connection if the batch in flight makes no progress. Closing the connection triggers a retry.
 
-        Redis makes progress while it receives more of the batch. The timeout is doubled each time.
+        Redis makes progress while it receives more of the batch. Each closed connection doubles the timeout.
 
         Runs every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
         """
@@ -596,7 +595,7 @@ class CommitWriter:
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
-        """Fail the batch in flight if the recovery failed. The recovery has already retried all errors that a retry can change."""
+        """Fail the batch in flight if the recovery failed, which it does only with errors that a retry cannot change."""
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()
@@ -617,7 +616,7 @@ class CommitWriter:
         await self.resume()
 
     def _begin_outage(self, error: BaseException) -> Backoff:
-        """Log the first failure after a successful commit; return the pauses between the attempts to reach Redis."""
+        """Log the first failure after a successful commit, and return the backoff for the attempts to reach Redis."""
         now, stalled_since = self._loop.time(), self.batch.stalled_since
         self.batch.stalled_since = None
         since = failed_since(error, now) if stalled_since is None else stalled_since
@@ -628,7 +627,7 @@ class CommitWriter:
 
 
 async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
-    """Repeat an operation on Redis until it succeeds, with the pauses of `backoff`; return its result.
+    """Repeat an operation on Redis until it succeeds, and return its result. `backoff` determines the pauses.
 
     An error is logged only if it differs from the error of the previous attempt.
     """

@@ -21,7 +21,7 @@ class RedisFailure(Exception):
 
 
 class ErrorReply(RedisFailure):
-    """Redis replied with an error; `code` is its first word (`READONLY`, `MOVED`, ...)."""
+    """Redis replied with an error."""
 
     @property
     def code(self) -> str:
@@ -56,21 +56,21 @@ class RedisConnection(asyncio.Protocol):
     """One connection to Redis. The caller sends the next command only after the reply to the previous one."""
 
     asking = False
-    """Send ASKING before each command: a cluster node requires it while it is importing the slot."""
+    """Whether to send ASKING before each command, which a cluster node requires while it is importing the slot."""
     version = 0, 0
-    """The (major, minor) version of this Redis; (0, 0) if unknown."""
+    """The (major, minor) version of this Redis, or (0, 0) if unknown."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(replyError=ErrorReply)
         self._transport: asyncio.Transport | None = None
         self._on_reply: Callable[[Any], None] | None = None
-        """The callback of the command in flight; None if there is none."""
+        """The callback of the command in flight. None if the connection is idle."""
         self._replies: list[Any] = []
         """The replies received so far, if several are expected."""
-        self._expected = 1
+        self._reply_count = 1
         """How many replies the command in flight has, including the reply to ASKING."""
         self._expected_reply = b""
-        """The bytes that need not be parsed if they are the whole reply; empty if there are none."""
+        """If Redis sends exactly these bytes, they are not parsed. Empty if the reply must be parsed."""
         self.address = Address("", 0)
 
     @classmethod
@@ -102,6 +102,7 @@ class RedisConnection(asyncio.Protocol):
         Raises ErrorReply if Redis replies with an error, and RedisFailure if the connection ends before the reply.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # The future is already done if the caller was cancelled.
         self.send(encode_command(parts), lambda reply: None if future.done() else future.set_result(reply))
         reply = await future
         if isinstance(reply, RedisFailure):
@@ -109,11 +110,11 @@ class RedisConnection(asyncio.Protocol):
         return reply
 
     def send(
-        self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1, expected_reply: bytes = b""
+        self, command: bytes, on_reply: Callable[[Any], None], reply_count: int = 1, expected_reply: bytes = b""
     ) -> None:
         """Send one or more encoded commands, and call `on_reply` with the reply, which may be an ErrorReply.
 
-        `replies` is the number of expected replies. If it is greater than one, `on_reply` gets the list of all replies. If
+        If `reply_count`, the number of expected replies, is greater than one, `on_reply` gets the list of all replies. If
         the connection ends before all replies have arrived, `on_reply` gets a single RedisFailure instead. If the bytes of
         all replies are `expected_reply`, they are not parsed, and `on_reply` gets the object `expected_reply` itself.
 
@@ -124,8 +125,8 @@ class RedisConnection(asyncio.Protocol):
             on_reply(RedisFailure("not connected"))
             return
         if self.asking:
-            command, replies = ASKING + command, replies + 1
-        self._on_reply, self._expected, self._expected_reply = on_reply, replies, expected_reply
+            command, reply_count = ASKING + command, reply_count + 1
+        self._on_reply, self._reply_count, self._expected_reply = on_reply, reply_count, expected_reply
         self._transport.write(command)
 
     @property
@@ -160,7 +161,7 @@ class RedisConnection(asyncio.Protocol):
         self._reader.feed(data)
         reply = self._reader.gets()
         while reply is not False:  # False: the next reply is incomplete
-            if self._expected == 1:
+            if self._reply_count == 1:
                 self._deliver(reply)
             else:
                 self._collect(reply)
@@ -172,16 +173,16 @@ class RedisConnection(asyncio.Protocol):
         self._deliver(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
 
     def _collect(self, reply: object) -> None:
-        """Collect one of several expected replies; deliver all of them after the last one, without the reply to ASKING."""
+        """Collect one of several expected replies. After the last one, deliver all of them, without the reply to ASKING."""
         self._replies.append(reply)
-        if len(self._replies) == self._expected:
+        if len(self._replies) == self._reply_count:
             replies, self._replies = self._replies, []
             if self.asking:
                 del replies[0]
             self._deliver(replies[0] if len(replies) == 1 else replies)
 
     def _deliver(self, reply: object) -> None:
-        """Call the callback of the command in flight, if there is one, with its reply; the connection is then idle."""
+        """Pass a reply to the callback of the command in flight, if there is one. The connection is idle from here on."""
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(reply)

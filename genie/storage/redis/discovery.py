@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PrimaryLocation:
-    """The address of the primary. `asking`: that node is importing the hash slot, and accepts commands only after ASKING."""
+    """The address of the primary. With `asking`, it is importing the hash slot, and accepts commands only after ASKING."""
 
     address: Address
     asking: bool = False
@@ -38,17 +38,17 @@ class Discovery(Protocol):
     """Finds the current primary. Each call of `find` queries again."""
 
     primary_may_change: bool
-    """Another Redis may become the primary. If so, the primary must be verified after each connect."""
+    """Whether another Redis may become the primary. If so, the primary must be verified after each connect."""
 
     async def find(self) -> PrimaryLocation:
         """Return the location of the current primary. Raises RedisFailure if no node reports a primary."""
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
-        """Process an error reply of the Redis at `address`. A redirection in it determines the result of the next `find`."""
+        """If an error reply of the Redis at `address` is a redirection, the next `find` returns its target."""
 
 
 def discovery_for(url: RedisUrl, key: str) -> Discovery:
-    """Return the kind of discovery that the URL requires. In a cluster, `key` selects the hash slot whose primary is found."""
+    """Return the discovery that the URL requires. In a cluster it finds the primary of the hash slot of `key`."""
     if url.kind == "sentinel":
         return SentinelDiscovery(url)
     return ClusterDiscovery(url, key) if url.kind == "cluster" else Standalone(url.nodes[0])
@@ -79,7 +79,7 @@ class SentinelDiscovery:
         self._url = url
 
     async def find(self) -> PrimaryLocation:
-        """Return the primary of the highest configuration epoch: an isolated sentinel reports a former primary.
+        """Return the primary of the highest configuration epoch, because an isolated sentinel may report a former primary.
 
         Sentinels of the same epoch vote by majority. Each sentinel is queried twice, because during a failover SENTINEL
         MASTER returns the new epoch with the old address; only GET-MASTER-ADDR-BY-NAME returns the new address.
@@ -135,9 +135,9 @@ class ClusterDiscovery:
         raise RedisFailure(f"no cluster node reports a primary for slot {self._slot} ({errors or 'no answer'})")
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
-        """Remember the target of a redirection: `MOVED slot host:port`, or `ASK slot host:port` while a slot is migrated.
+        """Store the target of a redirection: `MOVED slot host:port`, or `ASK slot host:port` while a slot is migrated.
 
-        A redirection without a host means another port of the host in `address`, which sent the redirection.
+        In a redirection without a host, the target is another port of the host in `address`, which sent the redirection.
         """
         code, _, rest = str(error).partition(" ")
         if code not in ("MOVED", "ASK"):
@@ -171,7 +171,7 @@ def _parse_slots(node: Address, entries: list[Any]) -> list[tuple[int, int, list
 async def _query_all(
     nodes: Iterable[Address], login: Login, parse: Callable[..., T], *commands: tuple[object, ...]
 ) -> tuple[list[T], str]:
-    """Run commands on all nodes in parallel. Returns the parsed replies, and the errors of the other nodes as text.
+    """Run commands on all nodes in parallel. Return the parsed replies, and the errors of the other nodes as text.
 
     After the first reply, the other nodes have only `FIRST_REPLY_GRACE_S` to reply; once a majority has replied, only
     `MAJORITY_GRACE_S`. Then the remaining queries are cancelled, so a node that hangs causes no long delay.

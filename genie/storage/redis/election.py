@@ -42,16 +42,16 @@ class Action(Enum):
 
 
 class Decision(NamedTuple):
-    """The next action. The other fields apply only to acquiring leadership: what to wait for, and under which condition."""
+    """The next action. The other fields say what to wait for before leadership is acquired."""
 
     action: Action
     not_before: float | None = None
     """Wait until this event-loop time, so that a candidate of a higher rank can take over. While waiting, and once more at
-    the end, the candidate compares its position with the published ones. None: no candidate can have a higher rank."""
+    the end, the candidate compares its position with the published ones. None if no candidate can have a higher rank."""
     rolled_back: bool = False
-    """Redis lacks, or may lack, commits that this node has replicated. The wait counts from the first such observation."""
+    """Whether Redis may lack commits that this node has replicated. The wait counts from the first such observation."""
     delayed: bool = False
-    """Wait for the election delay as well, so that nodes that lead fewer namespaces win."""
+    """Whether to wait for the election delay as well, so that nodes that lead fewer namespaces win."""
 
 
 @dataclass
@@ -61,16 +61,16 @@ class Candidacy:
     last_sign_of_life: float
     """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
     has_seen_leader: bool
-    """A leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
+    """Whether a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
     Always True if the primary cannot change."""
     empty_since: float | None = None
-    """When the namespace was first observed to be empty; None if it is not empty."""
+    """When the namespace was first observed to be empty. None if it is not empty."""
     empty_log_end: str = ""
     """The id of the last log entry since `empty_since`: Redis may have lost the metadata, but not the log."""
     rollback: tuple[LeaderEpoch, Position] | None = None
     """The last epoch and position at which Redis lacked commits that this node has replicated."""
-    expired: LeaderEpoch | None = None
-    """The epoch whose lease has just expired, as observed in the log; None otherwise."""
+    expired_epoch: LeaderEpoch | None = None
+    """The epoch whose lease has expired at the last read of the log. None if its leader may be alive."""
 
     def reset(self, now: float, *, primary_may_change: bool) -> None:
         """Start observing again after Redis was unreachable.
@@ -78,7 +78,7 @@ class Candidacy:
         Redis may have been unreachable for the leader, too, so the full lease is waited for again.
         """
         self.last_sign_of_life = now
-        self.empty_since = self.expired = None
+        self.empty_since = self.expired_epoch = None
         self.has_seen_leader = not primary_may_change
 
     def note_stall(self, now: float) -> None:
@@ -99,7 +99,7 @@ class Candidacy:
             self.last_sign_of_life = now
 
     def sign_of_life_at(self, meta: Meta, now: float) -> float:
-        """Return the value that `last_sign_of_life` would have after `note_rollback(meta, now)`, without changing anything."""
+        """Return the value that `last_sign_of_life` would have after `note_rollback(meta, now)`."""
         return self.last_sign_of_life if self.rollback == (meta.epoch, meta.position) else now
 
 
@@ -128,8 +128,8 @@ def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica)
 
 
 def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
-    """Return what a candidate does next. `meta` was just read; None if the namespace is empty. `now` is event-loop time."""
-    if candidacy.expired is not None:
+    """Return what a candidate does next. `meta` was just read, and is None for an empty namespace. `now` is event-loop time."""
+    if candidacy.expired_epoch is not None:
         return _on_expired_lease(meta, candidacy, replica, now)
     if meta is None:
         return _on_empty(candidacy, replica, node, now)
@@ -143,7 +143,7 @@ def _on_leader(
 ) -> Decision:
     """Decide what to do if the leader stored in `meta` may be alive.
 
-    `diverged`: the position of the replica is not on the stored lineage, because of a rollback or a fork.
+    With `diverged`, the position of the replica is not on the stored lineage, because of a rollback or a fork.
     """
     if not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
@@ -187,7 +187,7 @@ def _on_vacant(
 
 def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, now: float) -> Decision:
     """Decide what to do after the leader has committed nothing for the duration of its lease."""
-    if meta is None or meta.epoch != candidacy.expired:
+    if meta is None or meta.epoch != candidacy.expired_epoch:
         return Decision(Action.READ_AGAIN)
     if not replica.read_history.contains(meta.position):
         return Decision(Action.LOAD_SNAPSHOT)  # the log is lost, or truncated
@@ -237,7 +237,7 @@ class LeadershipBalancer:
         """The address of the receiver by namespace that this node has transferred, until the new leader is known."""
 
     def set_leader(self, namespace: str, address: str | None) -> None:
-        """Record which node leads a namespace, or None if the leader is unknown."""
+        """Record the address of the node that leads a namespace, or None if the leader is unknown."""
         if address is None:
             self._leaders.pop(namespace, None)
         else:
@@ -261,25 +261,23 @@ class LeadershipBalancer:
             delay_s += min(DELAY_PER_NAMESPACE_S * surplus, MAX_DELAY_S)
         return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
-    def start_transfer(self, namespace: str, own_address: str, other: str, count: int) -> bool:
-        """Decide whether this node, at address `own_address`, transfers a namespace to the node at `other`, and record the transfer.
+    def start_transfer(self, namespace: str, own_address: str, receiver: str, receiver_count: int) -> bool:
+        """Record that this node, at `own_address`, transfers a namespace to the node at `receiver`. Return whether it may do so.
 
-        Returns False if the difference between the two nodes is less than `MIN_IMBALANCE`. `count` is how many namespaces
-        `other` led when it sent the request. Namespaces that are already being transferred to `other` count as led by
-        `other`, so that repeated requests do not transfer too many.
+        Returns False if the difference between the two nodes is less than `MIN_IMBALANCE`. `receiver_count` is how many
+        namespaces the receiver led when it sent the request. Namespaces whose transfer to the receiver has already begun
+        count as led by the receiver, so that repeated requests do not transfer too many.
         """
-        transferred_count = sum(receiver == other for receiver in self._transferred.values())
-        if (
-            other == own_address
-            or self.count(own_address) - max(count, self.count(other) + transferred_count) < MIN_IMBALANCE
-        ):
+        transferred_count = sum(address == receiver for address in self._transferred.values())
+        receiver_count = max(receiver_count, self.count(receiver) + transferred_count)
+        if receiver == own_address or self.count(own_address) - receiver_count < MIN_IMBALANCE:
             return False
         self.set_leader(namespace, None)
-        self._transferred[namespace] = other
+        self._transferred[namespace] = receiver
         return True
 
     def namespace_to_request(self, own_address: str) -> str | None:
-        """Return the namespace that this node, at `own_address`, should request from the most loaded node; None if balanced.
+        """Return the namespace that this node, at `own_address`, should request from the most loaded node, or None if balanced.
 
         The choice depends on a hash of `own_address` and the namespace, so that different nodes request different namespaces.
         """

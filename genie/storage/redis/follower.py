@@ -60,7 +60,7 @@ class Follower:
 
     `on_role_changed` is called with each new role of this node until it leads. `prior_leadership` is the state of this node as
     a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
-    leader without acknowledging them to clients. An outage of Redis ends in `outage_log` when this node follows the leader.
+    leader without acknowledging them to clients. An outage in `outage_log` ends when this node reads the log again.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Follower:
         self._outage_log = outage_log
         self._on_role_changed = on_role_changed
         self._role: FollowerRole | None = None
-        """The role that was reported last; None if none was reported."""
+        """The last reported role. None before the first report."""
         self._leader: str | None = None
-        """The leader's address; None if the leader is unknown."""
+        """The leader's address. None if the leader is unknown."""
         self._may_lag = False
-        """The log may have entries that this node has not read, because Redis could not be reached."""
+        """Whether the log may have entries that this node has not read, because Redis could not be reached."""
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
@@ -94,12 +94,12 @@ class Follower:
         )
         self._requested_transfer_at = -inf
         """When this node last requested a transfer (event-loop time)."""
-        self._load_error = ""
-        """Why the state could not be loaded, as logged; empty if it was loaded."""
+        self._logged_load_error = ""
+        """Why the state could not be loaded, as logged last. Empty if it was loaded."""
         self._has_acquired = False
-        """This node has acquired leadership, but does not have the state to lead from yet."""
+        """Whether this node has acquired leadership, but may not have the state yet from which to lead."""
         self.acquired_state: StateMachine | None = None
-        """The state with which this node has acquired leadership; None before."""
+        """The state with which this node has acquired leadership. None before."""
         self.acquired_at = 0.0
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
@@ -135,11 +135,15 @@ class Follower:
         Returns the state if this node has acquired leadership. Otherwise returns None, and `_step` must be called again.
         """
         started_at = self._loop.time()
-        meta = await self._read_meta()
+        meta = await self._keyspace.read()
+        self._outage_log.on_reached(self._loop.time())
+        lease_expired = self._candidacy.expired_epoch is not None
+        if not lease_expired:  # otherwise `decide` needs the observations from before
+            await self._observe(meta)
         if self._keyspace.confirm_acquisition(meta):
             return await self._take_over()
         decision = decide(meta, self._candidacy, self._replica, self._node, self._loop.time())
-        expired, self._candidacy.expired = self._candidacy.expired, None
+        self._candidacy.expired_epoch = None
         match decision.action:
             case Action.LOAD_SNAPSHOT:
                 await self._load_replica()
@@ -149,11 +153,11 @@ class Follower:
             case Action.TAIL_LOG if meta is not None and meta.node is not None:
                 await self._tail_log(meta, meta.node)
             case Action.ACQUIRE | Action.RESTORE:
-                return await self._compete(decision, meta, started_at, lease_expired=expired is not None)
+                return await self._compete(decision, meta, started_at, lease_expired=lease_expired)
         return None
 
     def _set_leader(self, leader: str | None) -> None:
-        """Record the leader's address (None: unknown) in the balancer, and report the role."""
+        """Record the leader's address, or None if the leader is unknown, and report the role."""
         self._balancer.set_leader(self._keyspace.name, leader)
         self._leader = leader
         self._report_role()
@@ -168,16 +172,9 @@ class Follower:
             self._role = role
             self._on_role_changed(role)
 
-    async def _read_meta(self) -> Meta | None:
-        """Read `meta`, and record the leader, or since when the namespace is empty.
-
-        Returns None if the namespace is empty. Directly after an expired lease nothing is recorded, because `decide` needs
-        the observations from before.
-        """
-        meta, candidacy = await self._keyspace.read(), self._candidacy
-        self._outage_log.on_reached(self._loop.time())
-        if candidacy.expired is not None:
-            return meta
+    async def _observe(self, meta: Meta | None) -> None:
+        """Record the leader in `meta`, or, if `meta` is None, since when the namespace is empty."""
+        candidacy = self._candidacy
         if meta is None:
             self._set_leader(None)
             was_unregistered = await self._keyspace.register_candidate()
@@ -185,20 +182,19 @@ class Follower:
             if was_unregistered or candidacy.empty_since is None or candidacy.empty_log_end != log_end:
                 # This is the first call, or Redis has lost data or the log has grown since the last call: a leader may be alive.
                 candidacy.empty_since, candidacy.empty_log_end = self._loop.time(), log_end
-            return None
+            return
         candidacy.empty_since = None
         if meta.node is not None and not is_vacant(meta, candidacy, self._node):
             self._set_leader(None if self._node.is_restart_of(meta.node) else meta.node.address)
         elif self._leader is None:
             self._report_role()
-        return meta
 
     # -- following ----------------------------------------------------------------------------------------
 
     async def _tail_log(self, meta: Meta, leader: Node) -> None:
         """Replicate the log until the lease of `leader` expires, or until `meta` must be read again.
 
-        An expired lease is recorded in `Candidacy.expired`, after a last read has shown that the log has no further entry.
+        An expired lease is recorded in `Candidacy.expired_epoch`, after a last read has shown that the log has no further entry.
         """
         candidacy = self._candidacy
         lease_s = leader.lease_ms / 1000
@@ -209,7 +205,7 @@ class Follower:
             if entries is None:
                 return
             if not entries and remaining_s <= 0:
-                candidacy.expired = meta.epoch
+                candidacy.expired_epoch = meta.epoch
                 return
             for entry in entries:
                 candidacy.last_sign_of_life = self._loop.time()
@@ -227,7 +223,7 @@ class Follower:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
-        """Read the next log entries, apply them to the replica, and return them. `wait_ms` None: do not wait for entries.
+        """Read the next log entries, apply them to the replica, and return them. Does not wait for entries if `wait_ms` is None.
 
         Returns None if the log was truncated and the snapshot was loaded instead. Then `meta` must be read again.
         """
@@ -273,12 +269,12 @@ class Follower:
         try:
             state = await load_state(self._keyspace, self._reader, self._log)
         except LogIncomplete as error:
-            if str(error) != self._load_error:
-                self._load_error = str(error)
+            if str(error) != self._logged_load_error:
+                self._logged_load_error = str(error)
                 self._log.error("replica load failed, retrying", error=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S)
             await asyncio.sleep(INCOMPLETE_LOG_PAUSE_S)
             return
-        self._load_error = ""
+        self._logged_load_error = ""
         if state is None:
             return
         self._candidacy.last_sign_of_life = self._loop.time()  # the leader may have committed just before
@@ -298,7 +294,8 @@ class Follower:
         """Wait as the decision says, then acquire leadership and return the state.
 
         Returns None if the wait has not ended or another node was faster: the caller then reads `meta` and decides again.
-        `started_at` is the event-loop time at which this node began to read `meta`. `lease_expired` tells whether the lease of the leader in `meta` has expired, which is logged.
+        `started_at` is the event-loop time at which this node began to read `meta`. With `lease_expired`, the lease of the
+        leader in `meta` has expired, which is logged.
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
@@ -319,7 +316,7 @@ class Follower:
         return state_machine
 
     async def _poll_for_highest_rank(self, not_before: float, started_at: float) -> bool:
-        """Publish this node's position once, and compare it with the positions of the other candidates.
+        """Publish this node's position, and return whether it has the highest rank of all candidates.
 
         Returns True if the event-loop time `not_before` has passed and no candidate has published a later position.
         Otherwise returns False after at most one poll interval: the caller then reads `meta` and decides again.
@@ -341,10 +338,7 @@ class Follower:
         return True
 
     async def _wait_election_delay(self, meta: Meta | None) -> bool:
-        """Wait for the election delay, so that nodes that lead fewer namespaces can take over first.
-
-        Returns whether no node has taken over: `meta` is still current.
-        """
+        """Wait for the election delay, in which nodes that lead fewer namespaces can take over. Return whether none has."""
         self._balancer.set_leader(self._keyspace.name, None)
         delay_s = self._balancer.election_delay_s(self._node.address, self._keyspace.name)
         if not delay_s:
@@ -375,7 +369,7 @@ class Follower:
         return await self._take_over()
 
     async def _take_over(self) -> StateMachine | None:
-        """Return the state with which to lead, after leadership was acquired."""
+        """Return the state with which to lead after the acquisition, or None if Redis has lost everything since then."""
         self._has_acquired = True
         history = self._keyspace.history
         base = history.ends[-2]  # the position from which the new epoch continues
@@ -391,11 +385,11 @@ class Follower:
         if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
             await self._load_replica()
         replica = self._replica.lazy
-        self._has_acquired = replica is not None  # None: Redis has lost everything since the acquisition
+        self._has_acquired = replica is not None
         return None if replica is None else replica.state_machine()
 
     async def _catch_up_to(self, base: Position) -> bool:
-        """Replicate the log up to `base`, the last position of the former leader; return False if the log ends before `base`."""
+        """Replicate the log up to `base`, the last position of the former leader. Return False if the log ends before `base`."""
         while not self._reader.history.contains(base):
             if await self._read_log(None) == []:
                 return False
@@ -404,8 +398,8 @@ class Follower:
     async def _restore(self, snapshot: Snapshot, log_end: str | None = None) -> StateMachine | None:
         """Acquire leadership by writing `snapshot` to Redis, which has lost acknowledged commits that the snapshot contains.
 
-        Returns the state of the snapshot; None if another node was faster, or if the log of a namespace without metadata does
-        not end with `log_end` any more.
+        Returns the state of the snapshot. Returns None if another node was faster, or if the log of a namespace without
+        metadata does not end with `log_end` any more.
         """
         redis = self._keyspace.primary.address
         self._log.warning("primary rolled back acknowledged commits, restoring snapshot", address=redis and str(redis))

@@ -99,8 +99,8 @@ class Checkpoint:
 class Meta:
     """The decoded `meta` key and the end of the log, read at one moment.
 
-    `epoch` and `node` are those of the current or last leader; `node` is None if it has resigned. `position` is the
-    position of the last log entry; if the log was lost (`has_log` is False), that of the checkpoint. `before` are the last
+    `epoch` and `node` are those of the current or last leader. `node` is None if the leader has resigned. `position` is the
+    position of the last log entry, or of the checkpoint if the log was lost (`has_log` is False). `before` are the last
     positions of the earlier epochs.
     """
 
@@ -119,26 +119,26 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A new epoch to acquire, under the condition that Redis is as this node has observed it.
+    """A new epoch to acquire, if Redis has not changed since this node has observed it.
 
-    It continues from the stored state (`checkpoint` is None), from a restored snapshot (`base` is None), or from an empty state.
+    The epoch continues from the stored state (`checkpoint` is None), a restored snapshot (`base` is None), or an empty state.
     """
 
     epoch: LeaderEpoch
     node: Node | None
-    """The leader. None: the epoch has none, so that any node can take over at once."""
+    """The leader. None if the epoch has no leader, so that any node can take over at once."""
     observed: Meta | None
-    """What this node has read; None: that the namespace is empty, and that the log ends with `Keyspace.log_end`."""
+    """The metadata that this node has read. None if the namespace was empty, and its log ended with `Keyspace.log_end`."""
     ends: tuple[Position, ...]
     """The last positions of the earlier epochs, see `EpochHistory`."""
     base: Position | None
-    """The position from which the epoch continues. None: the log so far does not lead to the restored snapshot."""
+    """The position from which the epoch continues. None if the existing log does not lead to the restored snapshot."""
     checkpoint: Checkpoint | None = None
-    """The checkpoint of a new state, which has `record_count` records; they are written already. None: it is the stored state."""
+    """The checkpoint of a new state, whose `record_count` records are already written. None to keep the stored state."""
     record_count: int = 0
     candidate_id: str | None = None
-    """This node must still be registered under this id, or Redis has lost everything since the namespace was read as empty.
-    None: this is not checked."""
+    """The id under which this node must still be registered: otherwise Redis has lost everything since the namespace was read
+    as empty. None if the registration is not required."""
 
 
 class Keyspace:
@@ -157,20 +157,20 @@ class Keyspace:
         self._publish_count = 0
         """How often this node has published a position."""
         self._rivals: dict[bytes, tuple[bytes, float]] = {}
-        """By id of each other candidate: the value that it has published last, and when this node first read that value."""
-        self._attempted: LeaderEpoch | None = None
-        """The epoch of a snapshot restore whose outcome is unknown; None otherwise."""
-        self._unconfirmed: LeaderEpoch | None = None
-        """The epoch of an attempt to acquire leadership whose outcome is unknown; None otherwise."""
+        """By id of each other candidate, its last published value, and when this node first read that value."""
+        self._attempted_restore: LeaderEpoch | None = None
+        """The epoch of a snapshot restore whose outcome is unknown. None if there is no such restore."""
+        self._attempted_acquisition: LeaderEpoch | None = None
+        """The epoch of a call of `acquire_leadership` whose outcome is unknown. None if there is no such call."""
         self.highest_epoch = 0
-        """The highest epoch number that this node has read or chosen. It chooses only higher ones."""
+        """The highest epoch number that this node has read or chosen. A new epoch has a higher number."""
         self.meta = meta_key(name)
         """The key of the hash that describes the leader and the stored state."""
         self.log = self.key("log")
         """The key of the log."""
         self.log_end = ""
-        """The id of the last log entry at the last `read`; empty if there was none. Without `meta` the log is useless, but a
-        log that grows shows that a leader is alive."""
+        """The id of the last log entry at the last `read`, or empty if there was none. Without `meta` the log is useless, but
+        a log that grows shows that a leader is alive."""
         self.epoch = LeaderEpoch(0, "", "")
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
@@ -180,7 +180,7 @@ class Keyspace:
         return f"{self._prefix}{name}"
 
     async def read(self) -> Meta | None:
-        """Read the metadata and the end of the log; None if the namespace is empty: it is new, or Redis has lost everything.
+        """Return the metadata with the end of the log, or None if the namespace is empty: new, or lost by Redis.
 
         Raises UnknownFormat if another version of Genie has written the namespace in a format that this version does not know.
         """
@@ -189,7 +189,7 @@ class Keyspace:
         return self._decode_meta(reply, asking=self.primary.asking)
 
     async def watch(self, connection: RedisConnection) -> Meta | None:
-        """Do the same as `read` on another connection, and WATCH the metadata and the log from before the read.
+        """WATCH the metadata and the log on another connection, then return what `read` returns.
 
         Redis then rejects the next transaction of the connection if another client has changed them since the read.
         """
@@ -197,7 +197,7 @@ class Keyspace:
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
-        """Decode the reply of `read.lua`. `asking`: the slot is being migrated to this node, so keys may not have arrived."""
+        """Decode the reply of `read.lua`. With `asking`, the slot is being migrated, and keys may not have arrived yet."""
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
         if "epoch" not in meta:
@@ -228,10 +228,10 @@ class Keyspace:
     async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
         """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
 
-        The epoch continues from the position of `observed`; None: from an empty state. Returns False if the metadata or the
-        log has changed since `observed` was read, because another node has taken over or the leader has committed.
+        The epoch continues from the position of `observed`, or from an empty state if `observed` is None. Returns False if the
+        metadata or the log has changed since `observed` was read: another node has taken over, or the leader has committed.
         """
-        epoch, self._attempted = self._next_epoch(), None
+        epoch, self._attempted_restore = self._next_epoch(), None
         if observed is None:
             empty, before = Checkpoint((epoch.number, 0), Batch()), EpochHistory()
             takeover = Takeover(
@@ -240,17 +240,17 @@ class Keyspace:
         else:
             epoch = replace(epoch, state=observed.epoch.state)
             takeover = Takeover(epoch, node, observed, observed.history.ends, observed.position)
-        self._unconfirmed = epoch
+        self._attempted_acquisition = epoch
         return await self._acquire(takeover)
 
     def confirm_acquisition(self, meta: Meta | None) -> bool:
-        """Return whether `acquire_leadership` has succeeded although its reply was lost. `meta` is the first read afterwards.
+        """If `acquire_leadership` has succeeded but its reply was lost, record the success. Return whether this is the case.
 
-        Otherwise the node would take its own epoch for that of another leader, which has continued without the commits that
-        only this node has in memory. Only the first read counts: later another node may have led in between.
+        Without this, the node would take its own epoch for that of another leader, which lacks the commits that only this node
+        has in memory. `meta` must be the first read after the attempt: before a later read another node may have led.
         """
-        unconfirmed, self._unconfirmed = self._unconfirmed, None
-        if meta is None or meta.epoch != unconfirmed:
+        attempted, self._attempted_acquisition = self._attempted_acquisition, None
+        if meta is None or meta.epoch != attempted:
             return False
         self._on_acquired(meta.epoch, meta.before)
         return True
@@ -258,7 +258,7 @@ class Keyspace:
     async def register_candidate(self) -> bool:
         """Register this node as a candidate that waits while the namespace is empty.
 
-        Returns True if the node was not registered yet. True in a repeated call means that Redis has lost data in between.
+        Returns whether the node was not registered yet. If so in a repeated call, Redis has lost data since the last call.
         """
         return bool(await self.primary.write("SADD", self.key("candidates"), self._candidate_id))
 
@@ -295,10 +295,7 @@ class Keyspace:
         )
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
-        """Return the address of the node that requests the namespace, and how many namespaces that node leads.
-
-        Returns None if there is no request.
-        """
+        """Return the address of the node that requests the namespace, and how many namespaces it leads, or None if no node does."""
         stored = await self.primary.call("GET", self.key("transfer_request"))
         if stored is None:
             return None
@@ -334,9 +331,8 @@ class Keyspace:
             await cancel_and_wait(scan)
         if not is_complete:
             latest = await self.read()
-            if (
-                latest is not None and latest.epoch.state == meta.epoch.state
-            ):  # otherwise a snapshot was restored meanwhile
+            # If another state is current, a snapshot was restored during the scan, and the caller loads again.
+            if latest is not None and latest.epoch.state == meta.epoch.state:
                 raise RedisFailure(f"Redis has lost {meta.epoch.state}, the state of the last checkpoint")
 
     async def _scan(self, state: str, cursor: bytes) -> tuple[bytes, list[bytes]]:
@@ -349,15 +345,15 @@ class Keyspace:
     ) -> None:
         """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.
 
-        `node` is the leader of the epoch; None: it has none, so that any node can take over at once.
+        `node` is the leader of the epoch, or None so that any node can take over at once.
 
         The records are written to a new snapshot key. Finally `meta` is switched to the new key, so a crash in between
         leaves the old state in place. Raises LeadershipLost if another node leads, or if the namespace has no metadata and
-        its log does not end with `log_end` (None: not checked). After any other error the caller can call `restore_snapshot`
-        again.
+        its log does not end with `log_end`. With `log_end` None, the end of the log is not checked. After any other error the
+        caller can call `restore_snapshot` again.
         """
         meta = await self.read()
-        if meta is not None and meta.epoch == self._attempted:
+        if meta is not None and meta.epoch == self._attempted_restore:
             self._on_acquired(meta.epoch, meta.before)  # the last attempt succeeded, and only its reply was lost
             await self._finish_restore()
             return
@@ -365,7 +361,7 @@ class Keyspace:
             raise LeadershipLost(f"{self.meta} has another leader")
         if meta is None and log_end not in (None, self.log_end):
             raise LeadershipLost(f"{self.log} has changed")
-        self._attempted = epoch = self._next_epoch()
+        self._attempted_restore = epoch = self._next_epoch()
         await self._register_snapshot(epoch)
         stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
         for start in range(0, len(stored), CHUNK):
@@ -396,9 +392,9 @@ class Keyspace:
         *,
         is_last_part: bool,
     ) -> bytes:
-        """Write a part of the changes from the last checkpoint, at `last`, to `new`. The last part also moves the checkpoint.
+        """Write a part of the changes between the positions `last` and `new`, and return the status.
 
-        The leader numbers its attempts to write a checkpoint from 1, and the parts of an attempt from 1. Returns `ok`, or the
+        The last part also moves the checkpoint. The leader numbers its attempts to write a checkpoint from 1, and the parts of an attempt from 1. Returns `ok`, or the
         reason why nothing was changed: `other` if another node leads, `moved` if the last checkpoint is not at `last`,
         `late` if a later part was written or the previous part was not, `lost` if Redis lacks the log up to `new`, `no state`
         if Redis has lost the state.
@@ -420,12 +416,12 @@ class Keyspace:
         return bytes(status)
 
     async def _finish_restore(self) -> None:
-        """Delete abandoned snapshots, then forget the attempted epoch.
+        """Delete abandoned snapshots, then clear the epoch of the attempt.
 
         The order matters: if deleting fails, the next `restore_snapshot` must recognize that the attempt has succeeded.
         """
         await self.collect_garbage()
-        self._attempted = None
+        self._attempted_restore = None
 
     async def resign(self, last_index: int, batch: bytes) -> None:
         """Store that the namespace has no leader, with the encoded batch `batch`, which has the last counters.
@@ -452,12 +448,11 @@ class Keyspace:
             await self.primary.eval(_COLLECT_GARBAGE, keys, self.epoch.number, self.epoch.nonce)
 
     async def _acquire(self, takeover: Takeover) -> bool:
-        """Start the epoch of `takeover`; return False if Redis is not any more as this node has observed it.
-
+        """Start the epoch of `takeover`. Return False if Redis has changed since this node has observed it.
         Raises RedisFailure if Redis has lost records of the new state.
         """
         epoch, observed, checkpoint = takeover.epoch, takeover.observed, takeover.checkpoint
-        # The script compares texts: an empty one is what Redis does not have.
+        # The script compares strings, and an empty string with a missing value.
         expected: tuple[object, ...] = ("", "", self.log_end)
         if observed is not None:
             log_end = encode_position(observed.position) if observed.has_log else ""
@@ -482,7 +477,7 @@ class Keyspace:
         return bool(status == b"ok")
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
-        """Register the snapshot key of `epoch` before writing it. If this node crashes, the next leader then deletes the key.
+        """Register the snapshot key of `epoch` before it is written, so that the next leader deletes it if this node crashes.
 
         The script also names the key `meta`, so that it fails on a node that has only one of the keys during the migration
         of a hash slot.
@@ -490,8 +485,8 @@ class Keyspace:
         await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self.key("snapshots")], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
-        """Set the epoch that this node leads, and its lineage; `before` are the last positions of the earlier epochs."""
-        self.epoch, self._unconfirmed = epoch, None
+        """Set the epoch that this node leads, and its lineage. `before` are the last positions of the earlier epochs."""
+        self.epoch, self._attempted_acquisition = epoch, None
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
     def _next_epoch(self) -> LeaderEpoch:

@@ -113,7 +113,7 @@ MAX_READ_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """The log entry of a takeover. The new leader `node` continues from the position `base`; (0, 0): from a restored snapshot."""
+    """The log entry of a takeover. `node` leads on from the position `base`, or from a restored snapshot if `base` is (0, 0)."""
 
     position: Position
     base: Position
@@ -122,7 +122,7 @@ class EpochStarted:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """The log entry of a batch. `resigned`: the leader has resigned with this batch, and any node may take over."""
+    """The log entry of a batch. With `resigned`, the leader has resigned with this batch, and any node may take over."""
 
     position: Position
     counters: bytes
@@ -155,7 +155,7 @@ class LogReader:
         self.history = EpochHistory()
         """The lineage of the last entry that was read."""
         self._max_count = FIRST_READ_ENTRIES
-        """How many entries have about `max_read_bytes`, if they are as large as those of the last read."""
+        """How many entries have about `max_read_bytes` in total, if they are as large as those of the last read."""
 
     @property
     def position(self) -> Position:
@@ -169,8 +169,8 @@ class LogReader:
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
         """Return the next entries, at most `MAX_READ_ENTRIES`, and move the reader to the last one.
 
-        Waits up to `wait_ms` milliseconds for the first entry; with None, does not wait. Returns an empty list if there is no
-        entry. Raises LogTruncated if the log does not continue at the position of this reader.
+        Waits up to `wait_ms` milliseconds for the first entry, and does not wait with None. Returns an empty list if there is
+        no entry. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         count = min(self._max_count, MAX_READ_ENTRIES)
@@ -209,14 +209,14 @@ class LogRetention:
 
     def __init__(self) -> None:
         self._marks: deque[tuple[int, int]] = deque()
-        """Index of an entry, and the size of all entries of this leader before it, for some entries in order."""
+        """For some entries in order, the index, and the size of all earlier entries of this leader."""
         self.first_retained = 0
-        """The index of the first entry of this leader's epoch that is retained; 0 if earlier epochs are retained as well."""
+        """The index of the first retained entry of this leader. 0 if entries of earlier leaders are retained as well."""
 
     def mark(self, index: int, bytes_before: int) -> None:
-        """Note that the entries of this leader before `index` have `bytes_before` bytes, and move `first_retained`.
+        """Make `index` a point at which the log can be trimmed, and move `first_retained`.
 
-        The marks are the only entries at which the log can be trimmed.
+        The entries of this leader before `index` have `bytes_before` bytes in total.
         """
         marks = self._marks
         marks.append((index, bytes_before))

@@ -1,4 +1,4 @@
-"""The interruptions of Redis, as a leader and as a follower observe them: recorded, and logged with their length."""
+"""Records the interruptions of Redis that a leader or a follower observes, and logs their duration."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ LOG_INTERVAL_S = 10.0
 
 
 def failed_since(error: BaseException, now: float) -> float:
-    """Return when Redis stopped to answer: an operation that has timed out began to wait earlier."""
+    """Return the time since which Redis has not answered: after a timeout, the start of the call; otherwise `now`."""
     return now - CALL_TIMEOUT_S if isinstance(error, NoReply) else now
 
 
 class OutageLog:
-    """Records the current outage. One that begins while this node leads continues after it has lost the leadership."""
+    """Records the current outage of Redis, which may begin while this node leads and end while this node follows."""
 
     def __init__(self, log: FilteringBoundLogger) -> None:
         self._log = log
         self.failure_count = 0
         """How many operations failed because Redis was unreachable or rejected them."""
         self.current: StoreOutage | None = None
-        """The current outage; None if there is none."""
+        """The current outage. None while Redis is available."""
         self._reached_at: float | None = None
-        """When Redis answered for the first time after the last failure; None if it has not."""
+        """When Redis answered for the first time after the last failure. None if it has not answered."""
         self._logged = ("", "")
         """The event and the error that were logged last."""
         self._logged_at = 0.0
@@ -37,8 +37,8 @@ class OutageLog:
     def on_failure(self, event: str, error: str, now: float, since: float, *, repeats: bool = True) -> StoreOutage:
         """Count a failure, and return the outage to which it belongs. Times are event-loop times.
 
-        The first failure begins an outage `since` then. `event` is logged if the event or the error is new, and with
-        `repeats` at intervals.
+        The first failure begins an outage, whose start is `since`. `event` is logged if the event or the error is new. With
+        `repeats`, an unchanged one is logged every `LOG_INTERVAL_S`.
         """
         self.failure_count += 1
         if self.current is None:
@@ -57,7 +57,7 @@ class OutageLog:
             self._reached_at = now
 
     def end(self, address: Address | None, now: float) -> None:
-        """Log the end and the length of the outage, if there is one. `address` is the Redis that answers again, if it is known."""
+        """End the outage, if there is one, and log its duration. `address` is the Redis that answers again, or None if unknown."""
         if self.current is None:
             return
         ended_at = now if self._reached_at is None else self._reached_at

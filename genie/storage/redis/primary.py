@@ -27,6 +27,7 @@ CONNECT_TIMEOUT_S = 2.0
 UNSUPPORTED_CODES = ("ERR", "NOPERM")
 """Error codes of commands that do not exist, or that the Redis user may not run."""
 DENIED_CODES = ("WRONGPASS", "NOAUTH", "NOPERM")
+"""Error codes of a wrong password, and of a command that the Redis user may not run."""
 ALLOW_OOM_SHEBANG = b"#!lua flags=allow-oom\n"
 """The first line of a script that Redis also runs while it is out of memory. Requires Redis 7."""
 VERSION = re.compile(rb"^redis_version:(\d+)(?:\.(\d+))?", re.MULTILINE)
@@ -57,14 +58,14 @@ class Primary:
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
         self._login = url.login
         self.has_sentinels = url.kind == "sentinel"
-        """Sentinels report the primary. If so, a leader must query the sentinels regularly."""
+        """Whether sentinels report the primary. If so, a leader must query the sentinels regularly."""
         self._discovery = discovery_for(url, key)
         self.may_change = self._discovery.primary_may_change
-        """Another Redis, which may lack commits, can become the primary."""
+        """Whether another Redis, which may lack commits, can become the primary."""
         self._min_replicas = min_replicas
         self._fsync = fsync
         self._connection: RedisConnection | None = None
-        """The shared connection for `call`; None while disconnected."""
+        """The shared connection for `call`. None while disconnected."""
         self._call_lock = asyncio.Lock()
         """Held during a call: the connection has one command in flight."""
 
@@ -157,7 +158,7 @@ class Primary:
             self._discovery.on_error_reply(error, address)
 
     async def has_moved(self, connection: RedisConnection) -> bool:
-        """Return whether discovery reports another primary than the Redis of `connection`; False if discovery fails.
+        """Return whether discovery reports another primary than the Redis of `connection`. Return False if discovery fails.
 
         A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
         """
@@ -207,12 +208,12 @@ class Primary:
 
     @property
     def asking(self) -> bool:
-        """The connected node is importing the hash slot, and may still lack some of the keys."""
+        """Whether the connected node is importing the hash slot, and may still lack some of the keys."""
         return self._connection is not None and self._connection.asking
 
     @property
     def address(self) -> Address | None:
-        """The address of the connected Redis; None while disconnected."""
+        """The address of the connected Redis, or None while disconnected."""
         return None if self._connection is None else self._connection.address
 
     def drop(self) -> None:
@@ -260,7 +261,7 @@ async def _version(connection: RedisConnection) -> tuple[int, int]:
 
 
 async def read_memory(primary: Primary) -> StoreMemory | None:
-    """Return the memory that the primary uses, and its `maxmemory`; None if it does not report both."""
+    """Return the memory that the primary uses, and its `maxmemory`, or None if the primary does not report both."""
     fields = {name: int(value) for name, value in MEMORY.findall(await primary.call("INFO", "memory"))}
     if fields.keys() != {b"used_memory", b"maxmemory"}:
         return None
@@ -270,11 +271,8 @@ async def read_memory(primary: Primary) -> StoreMemory | None:
 async def _read_configuration(primary: Primary) -> dict[str, str]:
     """Return the settings of the primary that concern durability. Raises ErrorReply if the user may not read them."""
     settings: dict[str, str] = {}
-    for setting in (
-        "appendonly",
-        "maxmemory",
-        "maxmemory-policy",
-    ):  # Redis before version 7 takes one setting at a time
+    # Redis before version 7 takes one setting at a time.
+    for setting in ("appendonly", "maxmemory", "maxmemory-policy"):
         reply = await primary.call("CONFIG", "GET", setting)
         settings |= {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
     return settings
@@ -283,8 +281,8 @@ async def _read_configuration(primary: Primary) -> dict[str, str]:
 def _find_dangers(settings: dict[str, str], *, keeps_commits: bool) -> list[str]:
     """Return a sentence for each setting with which Redis can lose locks that the server has promised to keep.
 
-    `keeps_commits`: the server promises that commits survive a failure, by `GENIE_REDIS_MIN_REPLICAS` or
-    `GENIE_REDIS_FSYNC`.
+    With `keeps_commits`, the server promises by `GENIE_REDIS_MIN_REPLICAS` or `GENIE_REDIS_FSYNC` that commits survive a
+    failure of Redis.
     """
     dangers = []
     policy, limit = settings.get("maxmemory-policy", ""), settings.get("maxmemory", "0")
@@ -319,7 +317,7 @@ async def reject_if_unsafe(primary: Primary, *, keeps_commits: bool) -> None:
 
 
 async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
-    """Log each Redis setting that can lose acknowledged commits: an error if it breaks a promise, else a warning."""
+    """Log each Redis setting that can lose acknowledged commits, as an error if it breaks a promise, else as a warning."""
     try:
         settings = await _read_configuration(primary)
     except ErrorReply as error:

@@ -44,13 +44,13 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     moved: dict[str, tuple[float, int]] | None = None
     """Queue position (negated priority, ticket) by resource, where a queue rearrangement has assigned another position."""
     session: str | None = None
-    """The key of the session that made the request; None without a session."""
+    """The key of the session that made the request. None if the request has no session."""
     session_timeout_ms: float = SESSION_TIMEOUT_MS
     chosen: str | None = None
     """The `choice_digest` of a request with `anyOf`."""
     principal: str | None = None
     note: str | None = None
-    """The note of the request. Without a `session`: the note that is shown."""
+    """The note of the request, or of its connection if the request has neither a note nor a `session`."""
     traceparent: str | None = None
     session_note: str | None = None
     """The note of the session's requests that have no `note`."""
@@ -90,7 +90,7 @@ def encode(change: Request | RetainedReply) -> bytes:
     if origin is not None:
         if origin.key is not None:
             key, timeout_ms, session_note = origin.key, origin.timeout_ms, origin.note
-        elif note is None:  # no session remains, only its note
+        elif note is None:  # a connection without a session is not stored, so its note becomes that of the request
             note = origin.note
     return _encode(
         Record(
@@ -226,7 +226,7 @@ class RecordDecoder:
         return request
 
     def _origin(self, stored: Record) -> StoredOrigin:
-        """Return the origin for the session of a record: the same object for all records of that session."""
+        """Update and return the origin of a record's session: the same object for all records of that session."""
         key = stored.session or ""
         origin = self._origins.get(key)
         if origin is None:

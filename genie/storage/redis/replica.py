@@ -37,9 +37,9 @@ class LazyReplica:
         self._state_machine = state_machine
         self._decoder = RecordDecoder()
         self._pending: dict[bytes, bytes] = {}
-        """The last encoded record of each id that is not applied to the state machine yet; b"" if the id was deleted."""
+        """The last encoded record of each id that is not applied to the state machine yet. An empty record deletes the id."""
         self._encoded_counters = b""
-        """The encoded counters of the last batch; empty if all batches were applied."""
+        """The encoded counters of the last batch. Empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> None:
         """Add the records of one batch without decoding them. If more than `MAX_PENDING_IDS` ids are pending, apply all records."""
@@ -76,7 +76,7 @@ class LazyReplica:
 async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
     """Load the state: scan the records of the last checkpoint, then apply the log from the checkpoint on.
 
-    The leader may commit and write a checkpoint meanwhile. Applying changes again is harmless, because records contain
+    The leader may commit and write a checkpoint during the scan. Applying changes again is harmless, because records contain
     absolute values. If the log is trimmed, Redis is rolled back or a snapshot is restored during the scan, loading starts
     again. Returns the state at the new position of `reader`, or None if the namespace is empty. Raises LogIncomplete if the
     log lacks entries that the checkpoint does not contain, because another program has deleted them.
@@ -98,7 +98,8 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                 return state
         except LogTruncated:
             latest = await keyspace.read()
-            if (  # neither a later checkpoint nor a restored snapshot or a rollback explains why the reader cannot continue
+            # Unless a later checkpoint, a restored snapshot or a rollback explains why the reader cannot continue.
+            if (
                 latest is not None
                 and latest.checkpoint.position <= reader.position < latest.position
                 and latest.history.contains(reader.position)
@@ -118,7 +119,7 @@ async def _catch_up(
 
     `known` is the position that Redis had before the records were loaded. Returns False if Redis was rolled back since then:
     the loaded records may be later than the log, and must be discarded. Raises LogTruncated if the log does not lead from the
-    checkpoint to its end, for example because a snapshot was restored meanwhile.
+    checkpoint to its end, for example because a snapshot was restored.
     """
     meta = await keyspace.read()
     if meta is None or not meta.history.contains(known):
@@ -173,21 +174,21 @@ class LocalReplica:
         """The position of the last batch that this node acknowledged to clients as the leader."""
         self._unacknowledged = unacknowledged
         self.lazy: LazyReplica | None = None
-        """The loaded state, to which the log is applied; None before the first load, and while the state is loaded again."""
+        """The loaded state, to which the log is applied. None before the first load, and while the state is loaded again."""
 
     @property
     def is_loaded(self) -> bool:
-        """A snapshot is loaded, to which the log can be applied."""
+        """Whether a state is loaded, to which the log can be applied."""
         return self.lazy is not None
 
     @property
     def read_history(self) -> EpochHistory:
-        """The lineage up to the last batch that this node has read, even if the state itself was dropped."""
+        """The lineage up to the last log entry that this node has read, even if the state itself was dropped."""
         return self._reader.history
 
     @property
     def history(self) -> EpochHistory | None:
-        """The lineage of the latest state that this node could restore; None if this node has no state."""
+        """The lineage of the latest state that this node could restore, or None if this node has no state."""
         if self._snapshot_as_leader is None or (
             self.lazy is not None and self._snapshot_as_leader.history.position < self._reader.position
         ):
@@ -196,11 +197,11 @@ class LocalReplica:
 
     @property
     def has_led_last(self) -> bool:
-        """The node has read no commit that is later than its own leadership."""
+        """Whether this node has led, and has read no commit that is later than its own leadership."""
         return self._snapshot_as_leader is not None and self.history is self._snapshot_as_leader.history
 
     def snapshot(self) -> Snapshot | None:
-        """Return the latest state that this node could restore, with its lineage; None if this node has no state."""
+        """Return the latest state that this node could restore, with its lineage, or None if this node has no state."""
         if self.has_led_last:
             return self._snapshot_as_leader
         return None if self.lazy is None else Snapshot(self._reader.history, self.lazy.state_machine().snapshot())
@@ -216,9 +217,9 @@ class LocalReplica:
         return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot to restore if Redis, whose state has the lineage `history`, lacks acknowledged commits.
+        """Return the snapshot that must be restored, or None if Redis, with the lineage `history`, has all acknowledged commits.
 
-        Returns None if Redis has all acknowledged commits. Batches that were acknowledged to no client may be missing.
+        Batches that were acknowledged to no client may be missing from Redis.
         """
         stored, own = history.without(self._unacknowledged), self.history
         if own is None or not self.has_commits_missing_from(history):
@@ -230,11 +231,10 @@ class LocalReplica:
         return None if all_acknowledged else self.snapshot()
 
     def replace(self, state_machine: StateMachine) -> None:
-        """Use a state that was just loaded as the replica. The state as a former leader is kept only if it is later.
+        """Use a state that was just loaded as the replica. Keep the state as a former leader only if it is later.
 
-        It is later than a state whose last epochs have no commits, or only one that this node has not acknowledged, even if
-        they are not on its lineage: for example, this node had acquired leadership at a Redis that failed before the first
-        commit, and that is the primary again.
+        Epochs without a commit, and batches that this node has not acknowledged, do not make the loaded state later. For
+        example, this node had acquired leadership at a Redis that failed before the first commit, and is the primary again.
         """
         snapshot, loaded = self._snapshot_as_leader, self._reader.history.without(self._unacknowledged)
         if snapshot is not None and not snapshot.history.extends(loaded.last_committed):

@@ -44,7 +44,7 @@ from genie.tasks import cancel_and_wait
 log = structlog.get_logger()
 
 DENIED_RETRY_S = 5.0
-"""The pause after Redis has rejected the password or the user. Each attempt is an entry in the log of Redis."""
+"""The pause after Redis has rejected the password or the user. It is long, because Redis logs each attempt."""
 CHECK_INTERVAL_S = 1.0
 """How often a leader checks for transfer requests. The sentinels are queried at least this often."""
 
@@ -83,17 +83,17 @@ class RedisStore:
             self._on_rolled_back,
         )
         self._keeps_commits = min_replicas > 0 or fsync
-        """The settings promise that commits survive a failure of Redis."""
-        self._must_check = not allow_data_loss
-        """An unsafe configuration of Redis is rejected: only when the server starts. Later, a server that ended would
-        do more harm than one that logs the error."""
+        """Whether the settings promise that commits survive a failure of Redis."""
+        self._must_check_safety = not allow_data_loss
+        """Whether an unsafe configuration of Redis must be rejected. Only until the first check succeeds: ending a server that
+        runs would do more harm than logging the error."""
         self._is_leader = False
-        """`open` has returned the state with which this node leads."""
+        """Whether `open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
-        """Acquires leadership; from the last call of `open`."""
+        """The follower of the last call of `open`. None before the first call."""
         self._node = Node()
         self._snapshot: Callable[[], Batch] = Batch
-        """Returns the current state of the namespace; set by `open`."""
+        """Returns the current state of the namespace. Set by `open`."""
         self._lease_start = 0.0
         """When the last acknowledged batch was first sent (event-loop time)."""
         self._unacknowledged: deque[Position] = deque(maxlen=MAX_EPOCHS)
@@ -101,7 +101,7 @@ class RedisStore:
         self._primary_watch: asyncio.Task[None] | None = None
         """Queries the sentinels while this node leads."""
         self._checkpointer: Checkpointer
-        """Collects the stored changes for the next checkpoint; set when this node begins to lead."""
+        """Collects the stored changes for the next checkpoint. Set when this node begins to lead."""
         self._checkpointing: asyncio.Task[None] | None = None
         """Writes checkpoints while this node leads."""
 
@@ -112,12 +112,12 @@ class RedisStore:
 
     @property
     def full(self) -> bool:
-        """Redis is out of memory, and stores only releases."""
+        """Whether Redis is out of memory, and stores only releases."""
         return self._writer.full
 
     @property
     def outage(self) -> StoreOutage | None:
-        """The current interruption of Redis, or since when the commit in flight is not acknowledged; else None."""
+        """The current interruption of Redis, or None. A commit that is not acknowledged counts as an interruption."""
         batch = self._writer.batch
         if self._outage_log.current is None and batch.state is not FINISHED:
             return StoreOutage(batch.sent_at, batch.missing_acks or "a commit is not acknowledged")
@@ -155,10 +155,10 @@ class RedisStore:
         state_machine = None
         while True:
             try:
-                # If this node already leads, only connecting has failed: do not follow again.
-                if self._must_check:
+                if self._must_check_safety:
                     await reject_if_unsafe(self._primary, keeps_commits=self._keeps_commits)
-                    self._must_check = False
+                    self._must_check_safety = False
+                # If this node has the state already, only a later step has failed: do not follow again.
                 state_machine = state_machine or await follower.run()
                 await self._writer.open()
                 await warn_if_lossy(self._primary, keeps_commits=self._keeps_commits)
@@ -178,17 +178,19 @@ class RedisStore:
                 await asyncio.sleep(delay_s)
             else:
                 self._outage_log.end(self._primary.address, self._loop.time())
-                counters = _counters_of(state_machine)
-                self._writer.start_epoch(CommitEncoder(self._keyspace), counters)
-                self._start_checkpoints(counters)
-                self._is_leader = True
-                self._lease_start = follower.acquired_at
-                if self._primary.has_sentinels:
-                    self._primary_watch = self._loop.create_task(self._watch_primary())
+                self._begin_to_lead(_counters_of(state_machine), follower.acquired_at)
                 return state_machine
 
+    def _begin_to_lead(self, counters: Batch, acquired_at: float) -> None:
+        """Prepare for commits after a state with `counters`, and start the background tasks of a leader."""
+        self._writer.start_epoch(CommitEncoder(self._keyspace), counters)
+        self._start_checkpoints(counters)
+        self._is_leader, self._lease_start = True, acquired_at
+        if self._primary.has_sentinels:
+            self._primary_watch = self._loop.create_task(self._watch_primary())
+
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done`: with None when the batch is stored, or with an error. Retries apply the batch only once."""
+        """Write a batch, then call `done` with None, or with an error. A retry does not apply the batch a second time."""
         self._writer.write(batch, done)
 
     async def wait_for_transfer_request(self) -> None:
@@ -211,7 +213,7 @@ class RedisStore:
                 return
 
     async def read_memory(self) -> StoreMemory | None:
-        """Return the memory of the primary; None if Redis does not answer, or does not tell it."""
+        """Return the memory of the primary, or None if Redis does not answer or does not report it."""
         try:
             return await read_memory(self._primary)
         except RedisFailure:
@@ -220,12 +222,11 @@ class RedisStore:
     async def resign(self) -> None:
         """Step down, and store in Redis that there is no leader, so that another node can take over at once.
 
-        Does nothing if this node does not lead, or has acquired leadership but not loaded the state: it does not know the
-        counters that a resignation contains. If storing the resignation fails, a warning is logged, and the next leader
-        waits for the lease to expire.
+        Does nothing if this node does not lead, or has not loaded the state yet, which has the counters of the resignation. If
+        storing the resignation fails, a warning is logged, and the next leader waits for the lease to expire.
         """
         last_index, last_batch = self._writer.batch.index, self._writer.batch.batch
-        if not self._is_leader:  # `open` was cancelled
+        if not self._is_leader:  # `open` was cancelled, perhaps after it has acquired leadership
             state = None if self._follower is None else self._follower.acquired_state
             if state is None:
                 return
@@ -252,11 +253,12 @@ class RedisStore:
         The state includes a batch in flight, which was not acknowledged to any client.
         """
         batch = self._writer.batch
-        acknowledged = batch.index - (batch.state is not FINISHED)
-        return PriorLeadership(Snapshot(self._history(), self._snapshot()), (self._keyspace.epoch.number, acknowledged))
+        acknowledged_index = batch.index if batch.state is FINISHED else batch.index - 1
+        acknowledged = self._keyspace.epoch.number, acknowledged_index
+        return PriorLeadership(Snapshot(self._history(), self._snapshot()), acknowledged)
 
     def _history(self) -> EpochHistory:
-        """Return the lineage up to the batch in flight, or the last one, in this node's own epoch."""
+        """Return the lineage up to the batch in flight, or else up to the last batch, in this node's own epoch."""
         return self._keyspace.history.advanced_to((self._keyspace.epoch.number, self._writer.batch.index))
 
     async def _step_down(self) -> None:
@@ -267,7 +269,7 @@ class RedisStore:
         await cancel_and_wait(self._checkpointing)
 
     def _start_checkpoints(self, counters: Batch) -> None:
-        """Begin to write checkpoints in the epoch that this node has just acquired, from a state with these counters on."""
+        """Begin to write checkpoints in the epoch that this node has just acquired. `counters` are those of its first state."""
         self._checkpointer = Checkpointer(self._keyspace, counters, self._writer.on_loss, self._log)
         self._checkpointing = self._loop.create_task(self._checkpointer.run())
 
@@ -278,7 +280,7 @@ class RedisStore:
         batch.finish(None)
 
     def _on_rolled_back(self, batch: BatchInFlight) -> None:
-        """Restore the snapshot. After the lease, when another node may have led, lose leadership instead."""
+        """Restore the snapshot, or fail the batch with LeadershipLost if the lease has expired, so that another node may have led."""
         if batch.sent_at - self._lease_start > self._node.lease_ms / 1000:
             reason = "Redis has lost commits, and the lease has expired since the last acknowledged one"
             batch.finish(LeadershipLost(reason))

@@ -74,7 +74,7 @@ _decode_line = json.Decoder(_Line).decode
 async def export_namespace(url: str, namespace: str) -> tuple[Header, Iterator[bytes]]:
     """Read a namespace; return its header, and an iterator over the lines of the export, header included.
 
-    The lines are the state at the position in the header, also if a leader commits meanwhile. Raises TransferError if the
+    The lines are the state at the position in the header, even if a leader commits during the export. Raises TransferError if the
     namespace does not exist, has another format or lacks a part of the log, and RedisFailure if Redis is unavailable.
     """
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
@@ -161,7 +161,7 @@ def _decode_header(line: bytes) -> Header:
 
 
 def _decode(number: int, line: bytes, kind: type[T]) -> T:
-    """Decode one line. Raises TransferError if it has other fields, or none at all."""
+    """Decode one line. Raises TransferError if the line is no JSON, or has other fields than `kind`."""
     try:
         return json.decode(line, type=kind)
     except DecodeError as error:
@@ -203,23 +203,23 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
 
 
 async def _wait_for_vacancy(keyspace: Keyspace) -> Meta | None:
-    """Return the metadata as soon as no server can lead the namespace; None if the namespace does not exist.
+    """Return the metadata as soon as no server can lead the namespace, or None if the namespace does not exist.
 
-    A leader that has not resigned may be alive until it has committed nothing for its lease. Raises TransferError if it
-    commits, because then it is alive.
+    A leader that has not resigned may be alive until it has committed nothing for its lease. Raises TransferError if the
+    leader commits in this time.
     """
     loop = asyncio.get_running_loop()
-    first = meta = await keyspace.read()
+    first = latest = await keyspace.read()
     if first is None or first.node is None:
         return first
     end = loop.time() + first.node.lease_ms / 1000 + LEASE_MARGIN_S
-    while meta is not None and meta.node is not None and loop.time() < end:
+    while loop.time() < end:
         await asyncio.sleep(POLL_INTERVAL_S)
-        meta = await keyspace.read()
-        if meta is None or meta.epoch != first.epoch or meta.position != first.position:
-            if meta is not None and meta.node is None:
-                return meta  # the leader has resigned meanwhile
+        latest = await keyspace.read()
+        if latest is not None and latest.node is None:
+            return latest  # the leader has resigned
+        if latest is None or (latest.epoch, latest.position) != (first.epoch, first.position):
             raise TransferError(
                 f"the server at {first.node.address} leads the namespace {keyspace.name!r}: stop all its servers first"
             )
-    return meta
+    return latest

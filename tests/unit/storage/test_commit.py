@@ -46,12 +46,12 @@ def test_missing_acknowledgements_are_described(
     missing: dict[int | tuple[int, int], str],
 ) -> None:
     policy = AckPolicy(replicas, fsync=fsync)
-    assert parse_commands(policy.command) == ([] if command is None else [command])
+    assert parse_commands(policy.first_wait) == ([] if command is None else [command])
     for reply in enough:
-        assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == ""
+        assert policy.missing_acks(list(reply) if isinstance(reply, tuple) else reply) == ""
     for reply, description in missing.items():
-        assert policy.unmet(list(reply) if isinstance(reply, tuple) else reply) == description
-    assert policy.unmet(ErrorReply("ERR no")) == "ERR no"
+        assert policy.missing_acks(list(reply) if isinstance(reply, tuple) else reply) == description
+    assert policy.missing_acks(ErrorReply("ERR no")) == "ERR no"
 
 
 def parse_commands(encoded: bytes) -> list[list[bytes]]:

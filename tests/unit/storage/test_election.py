@@ -99,21 +99,21 @@ GRACE_S = 1.0
         ),
         (meta_of(RESTARTED), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 3 + GRACE_S, rolled_back=True)),
         # -- the lease of the leader has expired
-        (meta_of(OTHER), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
+        (meta_of(OTHER), candidacy_of(expired_epoch=EPOCH), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
         (
             meta_of(OTHER),
-            candidacy_of(expired=EPOCH, confirmed=False),
+            candidacy_of(expired_epoch=EPOCH, confirmed=False),
             UP_TO_DATE,
             Decision(Action.ACQUIRE, NOW, delayed=True),
         ),
-        (meta_of(OTHER, index=4), candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.LOAD_SNAPSHOT)),
+        (meta_of(OTHER, index=4), candidacy_of(expired_epoch=EPOCH), UP_TO_DATE, Decision(Action.LOAD_SNAPSHOT)),
         (
             meta_of(OTHER),
-            candidacy_of(expired=LeaderEpoch(6, "before", "state")),
+            candidacy_of(expired_epoch=LeaderEpoch(6, "before", "state")),
             UP_TO_DATE,
             Decision(Action.READ_AGAIN),
         ),
-        (None, candidacy_of(expired=EPOCH), UP_TO_DATE, Decision(Action.READ_AGAIN)),
+        (None, candidacy_of(expired_epoch=EPOCH), UP_TO_DATE, Decision(Action.READ_AGAIN)),
     ],
 )  # fmt: skip
 def test_a_candidate_decides_by_what_it_has_observed(
@@ -158,11 +158,11 @@ def test_a_rollback_restarts_the_lease_once() -> None:
 
 @pytest.mark.parametrize("may_change", [True, False])
 def test_after_an_outage_no_leader_is_confirmed_at_a_primary_that_may_have_changed(may_change: bool) -> None:
-    candidacy = candidacy_of(empty_since=NOW - 5, expired=EPOCH)
+    candidacy = candidacy_of(empty_since=NOW - 5, expired_epoch=EPOCH)
     candidacy.reset(NOW, primary_may_change=may_change)
     assert candidacy.has_seen_leader == (not may_change)
     assert candidacy.last_sign_of_life == NOW
-    assert candidacy.empty_since is candidacy.expired is None
+    assert candidacy.empty_since is candidacy.expired_epoch is None
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ async def test_the_primary_is_verified_after_the_election_delay(monkeypatch: pyt
     balancer.set_leader("b", "own")
     monkeypatch.setattr("genie.storage.redis.election.DELAY_PER_NAMESPACE_S", 0.001)
     follower = follower_of(keyspace, balancer=balancer)
-    follower._candidacy.expired = EPOCH
+    follower._candidacy.expired_epoch = EPOCH
     with pytest.raises(RedisFailure):
         await follower._step()
     assert keyspace.reads == 2
@@ -314,10 +314,10 @@ async def test_a_silent_log_expires_the_lease(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(follower._reader, "read", read)
     await follower._step()
-    assert follower._candidacy.expired == EPOCH
+    assert follower._candidacy.expired_epoch == EPOCH
     await follower._step()
     assert keyspace.calls == ["acquired"]
-    assert follower._candidacy.expired is None
+    assert follower._candidacy.expired_epoch is None
 
 
 @pytest.mark.parametrize("discoverable", [True, False])
@@ -345,7 +345,7 @@ async def test_a_candidate_yields_to_one_that_has_replicated_more(situation: str
 
     async def step() -> None:
         if situation == "lease expired":
-            follower._candidacy.expired = EPOCH
+            follower._candidacy.expired_epoch = EPOCH
         await follower._step()
 
     await step()
@@ -364,7 +364,7 @@ async def test_a_candidate_waits_again_if_redis_did_not_answer(situation: str) -
         follower._replica.lazy = LazyReplica(StateMachine())
         follower._candidacy.rollback = keyspace.meta.epoch, keyspace.meta.position
     if situation == "lease expired":
-        follower._candidacy.expired = EPOCH
+        follower._candidacy.expired_epoch = EPOCH
     keyspace.stall_s = 3600.0
     await follower._step()
     assert not keyspace.calls
@@ -397,7 +397,7 @@ async def test_a_follower_reports_when_its_replica_has_caught_up() -> None:
     assert roles == [Following("other", caught_up=False), Following("other", caught_up=True)]
     outage = StoreOutage(0.0, "gone")
     follower.on_store_failure(outage)
-    await follower._read_meta()
+    await follower._observe(await follower._keyspace.read())
     await follower._read_log(None)
     assert roles[2:] == [
         StoreUnavailable(outage),
