@@ -56,6 +56,10 @@ HELLO_REJECTED becomes AUTHENTICATING if the token of the next `hello` is wrong;
 """
 
 
+MAX_BYTES_BEFORE_REPLY: Final = 8 << 10
+"""Bytes of deferred watch events that are sent at once with a reply. After more, the reply is deferred with them."""
+
+
 class EndOfInput:
     """The last item that a connection submits: close the connection after the replies to the earlier items."""
 
@@ -140,9 +144,9 @@ class Peer:
         """Whether `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. The
         connection is then in the notifier's `dirty`."""
         self.deferred: list[bytes] = []
-        """Watch events of stored batches, to be sent a little later."""
+        """Watch events of stored batches, to be sent a little later, and replies that are after many of them."""
         self.watch_bytes = 0
-        """Bytes of watch events in `outbox` and `deferred`."""
+        """Bytes of watch events in `outbox` and `deferred`; more than 0 if there are any. May include replies in `outbox`."""
         self.write_blocked = False
         """Whether the client does not read its messages, so that much output is buffered."""
         self.closing = False
@@ -166,28 +170,31 @@ class Peer:
     # -- output -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send the deferred watch events, then all messages of the batch, in one write."""
+        """Send the deferred watch events, then all messages of the batch, in one write.
+
+        After many bytes of deferred events, the messages are deferred, too: very many watchers may get a reply at once.
+        """
         self.has_reply = False
         if self.deferred:
-            self.deferred += self.outbox
-            self.outbox.clear()
-            self.flush_deferred()
+            self.defer()
+            if self.watch_bytes <= MAX_BYTES_BEFORE_REPLY:
+                self.flush_deferred()
         else:
             data = b"".join(self.outbox)
             self.outbox.clear()
+            self.watch_bytes = 0
             self._write(data)
-        self.watch_bytes = 0
 
     def defer(self) -> None:
-        """Defer the watch events in the outbox: they are sent with the next reply, or by `flush_deferred`."""
+        """Defer the messages in the outbox: they are sent with the next reply, or by `flush_deferred`."""
         self.deferred += self.outbox
         self.outbox.clear()
 
     def flush_deferred(self) -> None:
-        """Send deferred watch events."""
+        """Send deferred messages. Those of the batch in flight stay in the outbox."""
         data = b"".join(self.deferred)
         self.deferred.clear()
-        self.watch_bytes -= len(data)
+        self.watch_bytes = sum(map(len, self.outbox))
         self._write(data)
 
     @property

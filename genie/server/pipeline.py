@@ -45,15 +45,22 @@ class DeferredEvents:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[Outbound, None] = {}
-        """Connections with deferred watch events."""
+        self._connections: dict[Outbound, bool] = {}
+        """Connections with deferred watch events. True: a connection is closed after they are sent."""
 
     def add(self, connection: Outbound) -> None:
         """Send the watch events in the outbox of a connection after `WATCH_FLUSH_INTERVAL_S`."""
         connection.defer()
         if not self._connections:
             self._loop.call_later(WATCH_FLUSH_INTERVAL_S, self._flush)
-        self._connections[connection] = None
+        self._connections.setdefault(connection, False)
+
+    def finish(self, connection: Outbound) -> None:
+        """Close a connection after its deferred messages are sent, if it has any."""
+        if connection.deferred and connection in self._connections:
+            self._connections[connection] = True
+        else:
+            connection.finish()
 
     def clear(self) -> None:
         """Send no deferred event any more."""
@@ -66,8 +73,10 @@ class DeferredEvents:
             if size >= MAX_FLUSHED_BYTES:
                 break
             size += connection.watch_bytes
-            del self._connections[connection]
-            connection.flush_deferred()
+            if self._connections.pop(connection):
+                connection.finish()
+            else:
+                connection.flush_deferred()
         if self._connections:
             self._loop.call_soon(self._flush)
 
@@ -285,7 +294,7 @@ class Pipeline:
         outcome.dirty.clear()
         if outcome.closing:
             for connection in outcome.closing:
-                connection.finish()
+                self._deferred.finish(connection)
             outcome.closing.clear()
         if expiry.request_deadlines.soonest < expiry.at or expiry.session_deadlines.soonest < expiry.at:
             expiry.set(self._on_expiry)

@@ -22,7 +22,11 @@ MAX_JOINED_BYTES: Final = 64 << 10
 
 MAX_STEPS: Final = 5_000
 """Number of steps, a few ms, after which the other events wait for the next iteration of the event loop. A step looks for the
-watchers of a prefix of a name, or adds events to the output of a watcher. The last slice may exceed it."""
+watchers of a prefix of a name, adds `STEP_BYTES` of events to the output of a watcher, or ends a watch. The last slice may
+exceed it."""
+
+STEP_BYTES: Final = 1 << 10
+"""Bytes of events for one watcher that are one more step: they are copied when they are sent."""
 
 SLICE: Final = 500
 """Number of steps after which the sending of an event can be interrupted."""
@@ -117,32 +121,37 @@ class WatchEvents:
         """Send encoded events to the watchers of a prefix. Yields the steps of each slice; `steps` are those of the caller."""
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
+        steps_of_event = 1 + len(events) // STEP_BYTES
         for connection in [*watchers]:
             if connection not in watchers or connection.closed:
                 pass  # its watches have ended meanwhile
             elif is_lagging(connection):
-                self._end(connection)
+                steps += self._end(connection)
             else:
                 send_event(connection, events)
+                steps += steps_of_event
             steps += 1
             if steps >= SLICE:
                 yield steps
                 steps = 0
         yield steps
 
-    def _end(self, connection: Outbound) -> None:
-        """Send `lagged` to a watcher instead of the next events, and end its watches."""
+    def _end(self, connection: Outbound) -> int:
+        """Send `lagged` to a watcher instead of the next events, and end its watches. Return how many.
+
+        `lagged` is sent like an event, in a slice: before it may be MiBs of events.
+        """
+        count = len(self._watches.prefixes_of(connection))
         self._watches.remove_all(connection)
-        self._outcome.send(connection, replies.LAGGED)
+        if count and not connection.closed:
+            self._outcome.send_event(connection, replies.LAGGED)
+        return count
 
     def _end_all(self, connections: Iterable[Outbound]) -> Iterator[int]:
         """End the watches of all watchers. Yields the steps of each slice."""
         steps = 0
         for connection in connections:
-            watched = len(self._watches.prefixes_of(connection))
-            steps += 1 + watched
-            if watched:
-                self._end(connection)
+            steps += 1 + self._end(connection)
             if steps >= SLICE:
                 yield steps
                 steps = 0

@@ -21,6 +21,7 @@ from genie.server.sessions import SessionTable
 from genie.server.state_size import StateSize
 from genie.server.watches import WatchRegistry
 from support.core.sliced_pipeline import Client, World
+from support.network.recording_transport import RecordingTransport
 
 WATCHERS = 50
 
@@ -52,9 +53,18 @@ def watchers(world: World, *prefixes: str, number: int = WATCHERS) -> list[Clien
     return clients
 
 
+def are_events_left(world: World) -> bool:
+    """Whether there are events that no transport has yet."""
+    busy = world.pipeline
+    return bool(
+        busy._dispatcher.watch_events.waiting or busy._outcome.dirty or busy._deferred._connections or busy._scheduled
+    )
+
+
 async def events(world: World, client: Client) -> list[tuple[str, str]]:
     await world.settle()
-    await asyncio.sleep(2 * pipeline.WATCH_FLUSH_INTERVAL_S)
+    while are_events_left(world):  # noqa: ASYNC110 - each iteration sends a slice
+        await asyncio.sleep(0)
     payloads = [message["payload"] for message in client.received if message["command"] == "event"]
     return [(payload["state"], payload.get("resource")) for payload in payloads]
 
@@ -271,3 +281,127 @@ def test_each_event_is_for_the_connections_that_watch_any_prefix_of_its_name() -
         assert {id(each): watches.prefixes_of(each) for each in clients} == {
             id(clients[number]): of for number, of in watched.items()
         }
+
+
+# -- bytes ----------------------------------------------------------------------------------------------
+
+MAX_WRITTEN = 300_000
+"""Bytes that one iteration of the event loop writes at most, if it flushes 100,000, and its steps add as many to outboxes."""
+
+
+@pytest.fixture(name="written")
+def _written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Few bytes of events in an iteration of the event loop. The result has the bytes that each iteration writes."""
+    monkeypatch.setattr(watch_events, "MAX_STEPS", 100)
+    monkeypatch.setattr(watch_events, "SLICE", 10)
+    monkeypatch.setattr(pipeline, "MAX_FLUSHED_BYTES", 1_000)
+    written = [0]
+    write = RecordingTransport.write
+
+    def count(transport: RecordingTransport, data: Any) -> None:
+        written[-1] += len(data)
+        write(transport, data)
+
+    monkeypatch.setattr(RecordingTransport, "write", count)
+    return written
+
+
+async def publish_many_bytes(world: World, watching: list[Client], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all watchers have about 100,000 bytes of deferred events, which `send_deferred` sends."""
+    monkeypatch.setattr(pipeline, "WATCH_FLUSH_INTERVAL_S", 3_600)
+    holder = Client(world)
+    holder.lock(*(f"{each:0400}" for each in range(200)))
+    while not all(client.connection.watch_bytes > 90_000 for client in watching) or world.pipeline._outcome.dirty:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await world.settle()
+    assert all(client.connection.deferred for client in watching)
+
+
+async def send_deferred(world: World, written: list[int]) -> None:
+    """Send all events, as after `WATCH_FLUSH_INTERVAL_S`."""
+    del written[:]
+    written.append(0)
+    for _ in range(10):  # meanwhile the pipeline executes what the watchers have sent
+        await asyncio.sleep(0)
+        written.append(0)
+    world.pipeline._deferred._flush()
+    while are_events_left(world):
+        written.append(0)
+        await asyncio.sleep(0)
+    assert sum(written) > WATCHERS * 90_000
+    assert max(written) < MAX_WRITTEN
+
+
+@pytest.mark.parametrize("command", ["ping", "bye", "half-close"])
+async def test_watchers_that_get_a_reply_after_many_events_are_sent_them_in_slices(
+    written: list[int], world: World, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = watchers(world, "")
+    await world.settle()
+    await publish_many_bytes(world, watching, monkeypatch)
+    for client in watching:
+        if command == "half-close":
+            client.connection.eof_received()
+        else:
+            client.send(command)
+    await send_deferred(world, written)
+    last = {"ping": "pong", "bye": "bye", "half-close": "event"}[command]
+    for client in watching:
+        assert client.commands().count("event") == 200
+        assert client.received[-1]["command"] == last
+        assert client.transport.is_ended is (command != "ping")
+
+
+async def test_the_events_before_lagged_are_sent_in_slices(
+    written: list[int], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All watchers lag at once."""
+    watching, holder = watchers(world, "", "x"), Client(world)
+    await world.settle()
+    await publish_many_bytes(world, watching, monkeypatch)
+    world.pipeline._dispatcher.watches._max_unread_bytes = 90_000
+    holder.lock("b")
+    await send_deferred(world, written)
+    for client in watching:
+        states = [message["payload"]["state"] for message in client.received if message["command"] == "event"]
+        assert states == ["locked"] * 200 + ["lagged"]
+
+
+@pytest.mark.usefixtures("written")
+async def test_an_iteration_adds_a_bounded_number_of_bytes_to_outboxes(world: World, sent: list[bytes]) -> None:
+    watching, holder = watchers(world, ""), Client(world)
+    await world.settle()
+    holder.lock(*(f"{each:0400}" for each in range(200)))
+    added = []
+    while are_events_left(world) or not added:
+        added.append(sum(map(len, sent)))
+        del sent[:]
+        await asyncio.sleep(0)
+    assert sum(added) > WATCHERS * 90_000
+    assert max(added) < MAX_WRITTEN
+    for client in watching:
+        assert len(await events(world, client)) == 200
+
+
+async def test_the_watches_that_end_because_of_lagging_watchers_are_steps(
+    steps: list[int], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each watcher has a hundred watches. To end them takes as long as to send a hundred events."""
+    watching, holder = watchers(world, "", *(f"x{each}" for each in range(99)), number=20), Client(world)
+    await iterate(world, steps)
+    world.pipeline._dispatcher.watches._max_unread_bytes = -1
+    remove = WatchRegistry.remove_all
+
+    def remove_all(watches: WatchRegistry, connection: Any) -> None:
+        steps[-1] += len(watches.prefixes_of(connection))
+        remove(watches, connection)
+
+    monkeypatch.setattr(WatchRegistry, "remove_all", remove_all)
+    del steps[:]
+    steps.append(0)
+    holder.lock("a")
+    await iterate(world, steps)
+    assert sum(steps) >= 2_000
+    assert max(steps) <= 2 * 200 + 2 * 101 + 20
+    for client in watching:
+        assert await events(world, client) == [("lagged", None)]
