@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
+from genie.core import NO_TIMEOUT_MS
 from genie.history import records
 from genie.history.records import (
     Carried,
@@ -61,18 +62,17 @@ from genie.history.segments import (
 
 DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is not searched, and deleted when it is old."""
-LEVEL: Final = 3
+COMPRESSION_LEVEL: Final = 3
 BLOCK_ENTRY_BYTES: Final = 96
-"""Bytes of a block in the header of an index at most."""
+"""Maximum number of bytes that a block takes in the header of an index."""
 EMPTY_ARCHIVE_BYTES: Final = 1 << 10
-"""Bytes of an archived file in which everything is missing, with its index, at most."""
+"""Maximum size of an archived file from which all events were left out, together with its index."""
 LEFTOVER_S: Final = 3_600.0
-"""Seconds after which a file that belongs to no other one is not one that is being written."""
+"""Age from which on a file that belongs to no segment is a leftover. A younger one may be in the process of being written."""
 PART_REQUESTS: Final = 100
 """Number of requests of a snapshot that are encoded together."""
 EXPIRY_DELAY_MS: Final = 3_600_000.0
-"""How long after its deadline a request is live at most. It ends late if the store is unavailable."""
-NO_LIMIT_MS: Final = 2_147_483_647
+"""How long a request may stay live after its deadline, because the store is unavailable."""
 
 # -- The requests that are live --------------------------------------------------------------------------
 
@@ -82,8 +82,8 @@ class LiveRequests:
 
     def __init__(self) -> None:
         self.requests: dict[int, Queued] = {}
-        self.unrecorded = 0
-        """Number of live requests whose lines are missing, because a snapshot was left out; -1: not known."""
+        self.unrecorded_count = 0
+        """Number of live requests whose lines are missing, because a snapshot was left out. -1 if unknown."""
         self.last_at = 0.0
         """The time of the last line."""
 
@@ -94,18 +94,17 @@ class LiveRequests:
         if isinstance(line, Queued):  # also Granted and Carried
             requests[line.id] = line
         elif isinstance(line, Released):
-            if requests.pop(line.id, None) is None and self.unrecorded > 0:
-                self.unrecorded -= 1
+            if requests.pop(line.id, None) is None and self.unrecorded_count > 0:
+                self.unrecorded_count -= 1
         elif isinstance(line, Gap):
-            self.unrecorded = line.live or self.unrecorded
+            self.unrecorded_count = line.live or self.unrecorded_count
         elif not isinstance(line, Opened) and (request := requests.get(line.id)) is not None:
             requests[line.id] = changed(request, line)
 
     def carried(self) -> list[Carried]:
         """Return the requests as the first lines of the next file.
 
-        A request whose deadline is long over has ended, but its end is missing, because the disk was too slow. It would be
-        carried until the end of the leadership, and is left out.
+        A request whose deadline is long over is left out: it has ended, but its end is missing because the disk was too slow.
         """
         carried = [
             request
@@ -116,8 +115,8 @@ class LiveRequests:
         return [each for each in carried if each.deadline is None or each.deadline >= self.last_at - EXPIRY_DELAY_MS]
 
     def snapshot(self, max_bytes: int) -> bytes | None:
-        """Return the requests as the first lines of the next file; None if not all are known, or they have more than `max_bytes`."""
-        if self.unrecorded:
+        """Return the requests as the first lines of the next file, or None if some are unknown or they exceed `max_bytes`."""
+        if self.unrecorded_count:
             return None
         carried, parts, size = self.carried(), list[bytes](), 0
         for at in range(0, len(carried), PART_REQUESTS):
@@ -128,29 +127,30 @@ class LiveRequests:
         return b"".join(parts)
 
     def gap(self) -> Gap:
-        """Return the line in place of the snapshot."""
-        return records.unrecorded(self.last_at, -1 if self.unrecorded < 0 else self.unrecorded + len(self.requests))
+        """Return the line that replaces the snapshot."""
+        live = -1 if self.unrecorded_count < 0 else self.unrecorded_count + len(self.requests)
+        return records.unrecorded(self.last_at, live)
 
 
 def deadline_of(request: Queued) -> float | None:
-    """Return when a request ends at the latest, in Unix ms; None: never."""
+    """Return when a request ends at the latest, in Unix ms, or None if it has no time limit."""
     if isinstance(request, Carried):
         return request.deadline
     if isinstance(request, Granted):
         return request.at + request.transaction_timeout_ms
-    return None if request.queue_timeout_ms >= NO_LIMIT_MS else request.at + request.queue_timeout_ms
+    return None if request.queue_timeout_ms >= NO_TIMEOUT_MS else request.at + request.queue_timeout_ms
 
 
 def carry(
     request: Queued, at: float, fence: int, deadline: float | None, positions: dict[str, tuple[float, int]] | None
 ) -> Carried:
     """Return a request in its current state, as a line of the next file."""
-    of_request: dict[str, Any] = {name: getattr(request, name) for name in Queued.__struct_fields__[1:]}
-    return Carried(at, **of_request, fence=fence, deadline=deadline, positions=positions)
+    fields: dict[str, Any] = {name: getattr(request, name) for name in Queued.__struct_fields__[1:]}
+    return Carried(at, **fields, fence=fence, deadline=deadline, positions=positions)
 
 
 def changed(request: Queued, line: Locked | Extended | Moved) -> Queued:
-    """Return a request after a line about it."""
+    """Return a request in its state after a line about it."""
     if isinstance(line, Locked):
         return carry(request, line.at, line.fence, line.at + request.transaction_timeout_ms, None)
     if isinstance(line, Extended) and isinstance(request, Granted):
@@ -174,11 +174,29 @@ class _ArchiveWriter:
         """Each key with the number of a block that has it, as `encode_index` takes them."""
         self._keys: dict[int, list[int]] = {}
         """Keys of the requests that are live, by id."""
-        self._events = 0
+        self._event_count = 0
         self._is_unrecorded = False
 
-    def add(self, lines: list[Line], text: bytes, take: Callable[[int], bool]) -> bool:
-        """Append one block: `text` is the encoded `lines`. Return False, without it, if `take` gives no room for its bytes."""
+    def add(self, lines: list[Line], text: bytes, reserve: Callable[[int], bool]) -> bool:
+        """Append one block, whose encoded `lines` are `text`. Return False if `reserve` has no room for it."""
+        keys_of_block, times = self._keys_and_times(lines)
+        number = len(self._blocks)
+        if number >> NUMBER_BITS:
+            raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
+        compressor = zlib.compressobj(COMPRESSION_LEVEL, zlib.DEFLATED, GZIP)
+        member = compressor.compress(text) + compressor.flush()
+        if not reserve(len(member) + BLOCK_ENTRY_BYTES + ENTRY_BYTES * len(keys_of_block)):
+            return False
+        self._pairs += [key << NUMBER_BITS | number for key in keys_of_block]
+        offset = self._file.tell()
+        first, last = (min(times), max(times)) if times else (None, None)
+        self._file.write(member)
+        self._blocks.append(Block(offset, len(member), first, last))
+        self._event_count += len(times)
+        return True
+
+    def _keys_and_times(self, lines: list[Line]) -> tuple[set[int], array[float]]:
+        """Return the index keys and the times of the events of a block. Updates the keys of the live requests."""
         keys, keys_of_block, times = self._keys, set[int](), array("d")
         for line in lines:
             if isinstance(line, (Locked, Released, Extended, Moved)):
@@ -204,20 +222,7 @@ class _ArchiveWriter:
             else:
                 continue
             times.append(line.at)
-        number = len(self._blocks)
-        if number >> NUMBER_BITS:
-            raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
-        compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, GZIP)
-        member = compressor.compress(text) + compressor.flush()
-        if not take(len(member) + BLOCK_ENTRY_BYTES + ENTRY_BYTES * len(keys_of_block)):
-            return False
-        self._pairs += [key << NUMBER_BITS | number for key in keys_of_block]
-        offset = self._file.tell()
-        first, last = (min(times), max(times)) if times else (None, None)
-        self._file.write(member)
-        self._blocks.append(Block(offset, len(member), first, last))
-        self._events += len(times)
-        return True
+        return keys_of_block, times
 
     def __enter__(self) -> Self:
         return self
@@ -230,55 +235,56 @@ class _ArchiveWriter:
 
     def index(self) -> bytes:
         """Return the index of the file."""
-        return encode_index(self._blocks, self._pairs, self._events, is_unrecorded=self._is_unrecorded)
+        return encode_index(self._blocks, self._pairs, self._event_count, is_unrecorded=self._is_unrecorded)
 
 
 def archive(segment: Segment, following: Segment | None, room: Room) -> int:
-    """Compress and index one raw file, and write the snapshot for the `following` file of the same term.
+    """Compress and index one raw file, and write the snapshot for the `following` file. Return the number of new gaps.
 
-    What does not fit is replaced by a gap. Returns the number of gaps. The raw file is deleted last: a process that is killed
-    before leaves nothing half, and archives the file again.
+    A gap replaces events or a snapshot for which there is no room. The raw file is deleted last, so that the next process can
+    archive it again if this one is killed.
     """
     directory = segment.path.parent
     archived, index, state = map(segment.sibling, (ARCHIVED, INDEX, STATE))
     part, live = archived.with_name(f"{archived.name}.part"), LiveRequests()
-    room.take(EMPTY_ARCHIVE_BYTES)
+    room.reserve(EMPTY_ARCHIVE_BYTES)
     with _ArchiveWriter(part) as writer:
         is_complete = _copy(segment, live, writer, room)
     _write_durably(index, writer.index())
     gaps = 0 if is_complete else 1
     if following is not None and not following.is_archived:
         snapshot = live.snapshot(room.retention.snapshot_bytes)
-        if snapshot is None or not room.take(len(snapshot)):
-            snapshot, gaps = records.encode_lines([live.gap()]), gaps + (not live.unrecorded)
+        if snapshot is None or not room.reserve(len(snapshot)):
+            snapshot = records.encode_lines([live.gap()])
+            gaps += live.unrecorded_count == 0  # otherwise the gap was counted when it began
         _write_durably(following.sibling(STATE), snapshot)
     part.rename(archived)
     _sync_directory(directory)
     segment.path.unlink()
-    room.free(size_of(state))
+    room.release(size_of(state))
     state.unlink(missing_ok=True)
-    room.add(archived, index)
+    room.add_deletable(archived, index)
     return gaps
 
 
 def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Room) -> bool:
     """Copy the lines of a raw file to an archive, as far as there is room. Return whether there was room for all."""
-    missing: list[float] = []
-    """Times of the events that are not copied."""
+    missing_times: list[float] = []
+    """The times of the first and the last event that are not copied. Empty if all are copied."""
     for lines in _lines_to_archive(segment):
         for line in lines:
             live.apply(line)
-        if missing or not writer.add(lines, records.encode_lines(lines), room.take):
-            missing += [line.at for line in lines if not isinstance(line, (Opened, Carried))] or [live.last_at]
-            missing = [min(missing), max(missing)]
-    if missing:
-        gap = Gap(missing[0], 1, missing[1])
-        writer.add([gap], records.encode_lines([gap]), lambda _bytes: True)  # `EMPTY_ARCHIVE_BYTES` are taken
-    return not missing
+        if missing_times or not writer.add(lines, records.encode_lines(lines), room.reserve):
+            missing_times += [line.at for line in lines if not isinstance(line, (Opened, Carried))] or [live.last_at]
+            missing_times = [min(missing_times), max(missing_times)]
+    if missing_times:
+        gap = Gap(missing_times[0], 1, missing_times[1])
+        writer.add([gap], records.encode_lines([gap]), lambda _bytes: True)  # `EMPTY_ARCHIVE_BYTES` are reserved
+    return not missing_times
 
 
 def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
-    """Yield the lines of a raw file, after a gap if the file before it was deleted, and thus the live requests are not known."""
+    """Yield the lines of a raw file. A gap precedes them if the live requests are unknown, as the previous file was deleted."""
     if segment.number > 1 and not segment.sibling(STATE).exists():
         yield [records.unrecorded(first_at(segment), -1)]
     yield from segment.read()
@@ -307,41 +313,41 @@ def _sync_directory(directory: Path) -> None:
 class Room:
     """The bytes of a directory that the archiver may still use. The oldest files are deleted to make room.
 
-    What the archiver writes are all files except the raw ones, for which the servers have a share of their own.
+    The raw files do not count: the servers write them, and have a share of their own.
     """
 
     def __init__(self, directory: Path, retention: Retention) -> None:
         self._directory, self.retention = directory, retention
         segments = list_segments(directory)
         files = [path for path in directory.iterdir() if NAME.fullmatch(path.name) and not is_raw(path)]
-        self._used = sum(map(size_of, files))
+        self._used_bytes = sum(map(size_of, files))
         owned = {path for segment in segments for path in segment.files}
         self._deletable: deque[tuple[Path, ...]] = deque((path,) for path in sorted(files) if path not in owned)
-        """Files from the oldest to the latest, first what killed archivers have left and what cannot be read."""
+        """Files that may be deleted together, the first ones first: leftovers and damaged files, then archives by age."""
         self._deletable += [segment.files for segment in segments if segment.is_archived]
 
-    def take(self, count: int) -> bool:
-        """Make room for `count` bytes. Return whether there is room; then they are used."""
+    def reserve(self, count: int) -> bool:
+        """Delete old files until `count` more bytes fit, and count these as used. Return False if they do not fit."""
         has_room = self._shrink_to(self.retention.archive_bytes - count)
-        self._used += count * has_room
+        self._used_bytes += count if has_room else 0
         return has_room
 
-    def add(self, *paths: Path) -> None:
-        """Note files that may be deleted from now on. Their bytes are taken already."""
+    def add_deletable(self, *paths: Path) -> None:
+        """Allow the deletion of files, whose bytes are reserved already."""
         self._deletable.append(paths)
 
-    def free(self, count: int) -> None:
-        """Note that files with `count` bytes were deleted."""
-        self._used -= count
+    def release(self, count: int) -> None:
+        """Subtract the bytes of files that the caller deletes."""
+        self._used_bytes -= count
 
     def shrink(self) -> None:
-        """Delete the oldest files until all others fit, and the raw ones leave the server room to begin another one."""
+        """Delete the oldest files until the others fit, and the raw files leave the server room for another one."""
         segments = list_segments(self._directory)
         complete = deque(segment for segment in segments if not segment.is_archived and not is_recorded(segment))
         raw = raw_bytes(self._directory, self.retention)
         self._shrink_to(self.retention.archive_bytes)
         while complete and (
-            raw > self.retention.raw_bytes - RESERVED_BYTES or self._used > self.retention.archive_bytes
+            raw > self.retention.raw_bytes - RESERVED_BYTES or self._used_bytes > self.retention.archive_bytes
         ):
             segment = complete.popleft()
             raw -= size_of(segment.path)
@@ -350,27 +356,27 @@ class Room:
 
     def _shrink_to(self, max_bytes: int) -> bool:
         """Delete the oldest files until at most `max_bytes` are used. Return whether that was possible."""
-        while self._used > max_bytes and self._deletable:
+        while self._used_bytes > max_bytes and self._deletable:
             self._delete(self._deletable.popleft())
-        return self._used <= max_bytes
+        return self._used_bytes <= max_bytes
 
     def _delete(self, paths: Iterable[Path]) -> None:
         for path in paths:
-            self._used -= size_of(path)
+            self._used_bytes -= size_of(path)
             path.unlink(missing_ok=True)
 
 
 def archive_complete(directory: Path, retention: Retention | None = None) -> int:
     """Archive each raw file that no server writes any more, in order. Return how many writes were dropped.
 
-    A file that cannot be read is renamed, so that the files after it are archived; one of another version of Genie is left to
-    that version, as long as such files leave room for others.
+    A file that cannot be read is renamed, so that later files are archived. Files of another version of Genie are left to that
+    version, except the oldest if they take more than half of the room for raw files.
     """
-    left: dict[str, Segment] = {}
+    foreign: dict[str, Segment] = {}
     room, dropped = Room(directory, retention or Retention()), 0
     while True:
         raw = [segment for segment in list_segments(directory) if not segment.is_archived]
-        complete = [segment for segment in raw if segment.stem not in left and not is_written(segment.path)]
+        complete = [segment for segment in raw if segment.stem not in foreign and not is_written(segment.path)]
         if not complete:
             break
         # Listed again, because a server may have begun the file that follows just before it completed the last one.
@@ -379,18 +385,18 @@ def archive_complete(directory: Path, retention: Retention | None = None) -> int
             try:
                 dropped += archive(segment, by_number.get((segment.term, segment.number + 1)), room)
             except OtherFormat as error:
-                left[segment.stem] = segment
+                foreign[segment.stem] = segment
                 sys.stderr.write(f"{error}; it is not archived\n")
             except UnreadableHistory as error:
                 damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
                 sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
-                if room.take(size_of(segment.path)):
+                if room.reserve(size_of(segment.path)):
                     segment.path.rename(damaged)
-                    room.add(damaged)
+                    room.add_deletable(damaged)
                 else:
                     segment.path.unlink()
-    sizes = {stem: size_of(segment.path) for stem, segment in left.items()}
-    for stem, segment in left.items():
+    sizes = {stem: size_of(segment.path) for stem, segment in foreign.items()}
+    for stem, segment in foreign.items():
         if sum(sizes.values()) > room.retention.raw_bytes // 2:
             sizes[stem] = 0
             segment.path.unlink(missing_ok=True)
@@ -400,7 +406,7 @@ def archive_complete(directory: Path, retention: Retention | None = None) -> int
 def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
     """Delete archived files, the oldest first, until none is older than `max_age_s`.
 
-    Files that cannot be archived, and what a killed process has left, are deleted when they are older than `max_age_s`.
+    Files that cannot be archived, and leftovers of killed processes, are deleted when they are older than `max_age_s`.
     """
     segments = list_segments(directory)
     for segment in segments:
@@ -409,26 +415,26 @@ def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
                 break
             for path in segment.files:
                 path.unlink(missing_ok=True)
-    live = {
+    kept = {
         path
         for segment in segments
         if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path)
         for path in segment.files
     }
     for path in directory.iterdir():
-        if NAME.fullmatch(path.name) and path not in live:
+        if NAME.fullmatch(path.name) and path not in kept:
             with contextlib.suppress(FileNotFoundError):
                 if not _is_young(path, max_age_s, now_ms):
                     path.unlink()
 
 
 def _is_young(path: Path, max_age_s: float, now_ms: float) -> bool:
-    """Return whether a file was changed within `max_age_s`, or so lately that it may be written now."""
+    """Return whether a file was changed within `max_age_s`, or within `LEFTOVER_S`, as its writer may not have ended."""
     return now_ms - path.stat().st_mtime * 1000 <= max(max_age_s, LEFTOVER_S) * 1000
 
 
 def _expires_from(segment: Segment) -> float:
-    """Return the time of the last event of an archived file; without one, or if it is damaged, when it was archived."""
+    """Return when an archived file begins to age: at its last event, or when it was archived if it is damaged or has none."""
     with contextlib.suppress(UnreadableHistory):
         if segment.header.events:
             return segment.header.last_at
@@ -459,7 +465,7 @@ def clean_up(directory: Path, retention: Retention) -> int:
 
 @contextlib.contextmanager
 def _archiver_lock(directory: Path) -> Iterator[bool]:
-    """Lock a directory for the block, unless it is locked. Yield whether it is."""
+    """Lock a directory for the duration of the block. Yield False if another process has locked it."""
     with (directory / "archiver.lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -31,7 +31,7 @@ class _Event(Struct, tag_field="event", omit_defaults=True, forbid_unknown_field
 
 
 class Opened(_Event, tag="opened"):
-    """The first line of a file. `term` is the same in all files of one leadership; `number` counts them, from 1."""
+    """The first line of a file. `term` is the same in all files of one leadership. `number` counts these files from 1."""
 
     format: int
     namespace: str
@@ -43,7 +43,7 @@ class Opened(_Event, tag="opened"):
 class Queued(_Event, tag="queued"):
     """A request arrived and waits. `waits_for` has the ids of the first requests that it waits for, holders first.
 
-    A request without names is one with `anyOf`, which ends at once because too little was available.
+    If the line has no names, the request has `anyOf`, and ends at once because too little was available.
     """
 
     id: int
@@ -66,10 +66,10 @@ class Granted(Queued, tag="granted"):
 
 
 class Carried(Granted, tag="carried"):
-    """A request of the time before the file. `at` is when it was granted; if `fence` is 0, when it began to wait.
+    """A request of the time before the file. `at` is when it was granted, or when it began to wait if `fence` is 0.
 
-    `deadline` is when it ends at the latest; None: never. `positions` are its positions in rearranged wait queues: negated
-    priority and ticket by name.
+    `deadline` is when it ends at the latest, or None if it has no time limit. `positions` are its positions in rearranged wait
+    queues: negated priority and ticket by name.
     """
 
     deadline: float | None = None
@@ -79,8 +79,8 @@ class Carried(Granted, tag="carried"):
 class Context(_Event, tag="context"):
     """A mark: the commands in the next lines were executed at this time, for `principal`, in a session without a note.
 
-    The first request has the id `next_id` and the fencing token `next_fence`. Each later one has the numbers after those of
-    the last event.
+    The first request has the id `next_id`, and the fencing token `next_fence` if it is granted. Both numbers grow by one with
+    each use.
     """
 
     next_id: int
@@ -93,7 +93,7 @@ class Time(_Event, tag="time"):
 
 
 class Session(Struct, tag_field="event", tag="session", forbid_unknown_fields=True, gc=False):
-    """A mark: the requests in the next lines that have no note are recorded with this one, that of their session."""
+    """A mark: requests without a note in the next lines have this note of their session."""
 
     note: str | None = None
 
@@ -127,7 +127,7 @@ class Extended(_Event, tag="extended"):
 
 
 class Moved(_Event, tag="moved"):
-    """A waiting request was moved in wait queues. `positions` as in `Carried`; None: it is at its own position again."""
+    """A waiting request was moved in wait queues, to `positions` as in `Carried`, or to its own position if they are None."""
 
     id: int
     positions: dict[str, tuple[float, int]] | None = None
@@ -136,8 +136,8 @@ class Moved(_Event, tag="moved"):
 class Gap(_Event, tag="gap"):
     """Events from `at` to `until` are missing: `dropped` writes of them. The disk or the archiver was too slow, or the history full.
 
-    If `live` is not 0, no events are missing, but the requests that are carried into the file. `live` is their number, or -1 if
-    it is not known.
+    If `live` is not 0, no events are missing, but the requests that are carried into the file. `live` is the number of these
+    requests, or -1 if unknown.
     """
 
     dropped: int
@@ -203,12 +203,12 @@ def _of_other_version(error: Exception) -> OtherFormat:
 
 
 def unrecorded(at: float, live: int) -> Gap:
-    """Return the line in place of the `live` requests that are carried into a file, if these are too large. -1: not known."""
+    """Return the line that replaces the `live` requests (-1 if unknown) that are carried into a file."""
     return Gap(at, 0, at, live)
 
 
 def begins_unrecorded(text: bytes) -> bool:
-    """Return whether the first line of a file, or the second after `opened`, is in place of the requests of the time before."""
+    """Return whether the first line of a file, or the second after `opened`, replaces the requests of the time before."""
     return any(line.startswith(_GAP) and b'"live":' in line for line in text.split(b"\n", 2)[:2])
 
 
@@ -234,7 +234,7 @@ def command_line(command: Request | Release) -> bytes:
 
 
 def without_padding(line: bytes) -> bytes:
-    """Return a shorter line for the same command, if a client has sent much more than the command needs, such as spaces."""
+    """Return a line for the same command, without superfluous text of the client such as spaces."""
     if len(line) <= MAX_UNCHECKED_BYTES or line.startswith(_EVENT):
         return line
     command = commands.read(line)
@@ -248,13 +248,13 @@ class RawDecoder:
 
     def __init__(self) -> None:
         self._at = 0.0
-        """The time of the next command; 0: not known, as no context precedes it."""
+        """The time of the next command. 0 if no mark with a time precedes it."""
         self._principal: str | None = None
         self._note: str | None = None
         self._waits_for: tuple[int, ...] | None = None
-        """What the next command waits for; None: it does not wait."""
+        """The ids of the requests for which the next command waits. None if it does not wait."""
         self._next_id = self._next_fence = 0
-        """The numbers of the next command that is a request."""
+        """The id of the next command that is a request, and the fencing token of the next grant."""
 
     def decode(self, text: bytes) -> list[Line]:
         """Decode the next lines. Raises UnreadableHistory like `records.decode`."""
@@ -278,7 +278,7 @@ class RawDecoder:
         return lines
 
     def _apply_mark(self, line: Line | Context | Time | Session | Waits) -> bool:
-        """Remember the mark in a line for the next command, and continue with the numbers after an event. Return whether it is a mark."""
+        """Apply a mark to the context of the next command, or continue with the numbers after an event. Return False for an event."""
         match line:
             case Time():
                 self._at = line.at

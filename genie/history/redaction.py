@@ -17,9 +17,9 @@ KEY_BYTES: Final = 32
 
 
 def redaction_key(directory: Path, *, create: bool = True) -> bytes:
-    """Return the key of the redacted names in a directory, which only the owner can read. It is created with the directory.
+    """Return the key of the redacted names in a directory, which only the owner can read. With `create`, create a missing key.
 
-    Raises ValueError if the key is damaged: with a part of it, digests could be compared with guessed names.
+    Raises ValueError if the key is damaged. A shortened key is not used, because its digests could be guessed.
     """
     path = directory / "redaction.key"
     if create and not path.exists():
@@ -38,15 +38,15 @@ def redaction_key(directory: Path, *, create: bool = True) -> bytes:
 
 
 def name_digest(key: bytes, name: str) -> str:
-    """Return what is recorded of a redacted name after its prefix."""
+    """Return the digest of a redacted name, which is recorded after its prefix."""
     return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 
 def recorded_names(directory: Path, name: str) -> set[str]:
-    """Return all texts that may be recorded for a name: the name, and with the key of the directory its redactions."""
+    """Return all texts that may be recorded for a name: the name itself, and its redactions if the key can be read."""
     try:
         digest = name_digest(redaction_key(directory, create=False), name)
-    except (OSError, ValueError):  # nothing is redacted, or the reader may not know what
+    except (OSError, ValueError):  # nothing is redacted, or the reader may not read the key
         return {name}
     return {name, *(f"{name[:length]}{digest}" for length in range(1, len(name) + 1))}
 
@@ -68,7 +68,7 @@ class Redaction:
         return name
 
     def redact_line(self, line: records.Line) -> records.Line:
-        """Redact the names in a line, which is changed, and return it."""
+        """Redact the names of a line in place, and return the line."""
         redact = self.redact
         if not self.prefixes:
             return line

@@ -1,7 +1,7 @@
 """How long the history is kept, and how the bytes of a directory are shared.
 
-A server writes the raw files, and the archiver, which is another process, writes all others. Each of them has a share of its
-own, so that together they stay below the bound without asking each other.
+A server writes the raw files, and the archiver, which is another process, writes all others. Each process has its own share
+of the bytes, so that both stay below the bound without coordination.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SEGMENT_BYTES: Final = 16 << 20
-"""Size beyond which a file is complete at most, and the next one begins."""
+"""The greatest size beyond which a file is complete, and the next one begins."""
 RESERVED_BYTES: Final = 16 << 10
 """Bytes that are kept free for lines which are always written: the first line of a file, gaps, and the key of redacted names."""
 

@@ -28,7 +28,7 @@ MAX_REQUESTS: Final = 10_000
 MAX_LISTED_RESOURCES: Final = 10
 """Number of names of a request in the output of this module as a process: a request may have 1,024, of 512 characters each."""
 ATTEMPTS: Final = 5
-"""How often a search begins again because a file was archived or deleted while it was read."""
+"""Maximum number of attempts. A search begins again if a file was archived or deleted while it was read."""
 
 
 class Query(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -55,9 +55,9 @@ class Waiter(Struct, omit_defaults=True):
 
 
 class Entry(Struct, omit_defaults=True):
-    """One request from its arrival to its end. All times are Unix ms; None: not yet, or never.
+    """One request from its arrival to its end. All times are Unix ms, or None if the event has not happened.
 
-    `granted_at` without `asked_at`: the request was granted before the history begins. `fence` 0: it was never granted.
+    `asked_at` is None if the request was granted before the history begins. `fence` is 0 if it was never granted.
     """
 
     id: int
@@ -69,7 +69,7 @@ class Entry(Struct, omit_defaults=True):
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     mode: str | None = None
-    """The mode in which the request asked for the resource of the query; None if the query has none."""
+    """The mode in which the request asked for the resource of the query. None if the query has no resource."""
     transaction: str | None = None
     client: str | None = None
     note: str | None = None
@@ -78,10 +78,10 @@ class Entry(Struct, omit_defaults=True):
     cycle: tuple[str | int, ...] = ()
     """The owners of the deadlock that ended the request."""
     resources_total: int = 0
-    """How many names the request has, if only the first ones are listed; 0: all are."""
+    """How many names the request has, if only some are listed. 0 if all are listed."""
     record_ends_at: float | None = None
-    """The end of the request is not recorded: it was live at this time, when the record of its leadership ends, and no later
-    leader recorded it. None: its end is recorded, or it is live."""
+    """When the record of a leadership ends in which the request was live, if no later leader recorded it. None if the end of
+    the request is recorded, or if it is live."""
 
     @property
     def begins_at(self) -> float:
@@ -90,18 +90,20 @@ class Entry(Struct, omit_defaults=True):
 
     @property
     def last_at(self) -> float | None:
-        """When the request ended, or its record ends; None: it is live."""
+        """When the request or its record ended. None if the request is live."""
         return self.record_ends_at if self.ended_at is None else self.ended_at
 
 
 class Result(Struct, omit_defaults=True):
-    """The requests that match, by arrival. `more`: earlier ones match, too. `gaps`: how often events are missing."""
+    """The requests that match, by arrival."""
 
     requests: list[Entry]
     more: bool = False
+    """Whether earlier requests match as well."""
     gaps: int = 0
+    """How often events are missing."""
     begins_at: float | None = None
-    """The time of the earliest event in the history; None if there is no history."""
+    """The time of the earliest event in the history. None if there is no history."""
 
 
 def search(directory: Path, query: Query) -> Result:
@@ -109,7 +111,7 @@ def search(directory: Path, query: Query) -> Result:
     for attempt in range(ATTEMPTS):
         try:
             return _Search(directory, query).run()
-        except FileNotFoundError:  # archived or deleted meanwhile
+        except FileNotFoundError:  # archived or deleted during the search
             if attempt == ATTEMPTS - 1:
                 raise
             time.sleep(0.05)
@@ -117,10 +119,7 @@ def search(directory: Path, query: Query) -> Result:
 
 
 class _Search:
-    """One search. It reads the files from the latest to the earliest, so that it can stop at the limit.
-
-    It keeps what matches, and nothing else of the files that it has read.
-    """
+    """One search, which reads the files from the latest to the earliest, so that it can stop at the limit."""
 
     def __init__(self, directory: Path, query: Query) -> None:
         self._directory, self._query = directory, query
@@ -130,7 +129,7 @@ class _Search:
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
         self._first_stems = {each.term: each.stem for each in reversed(self._segments)}.values()
-        """The names of the first file of each leadership. Requests of the time before it that it does not have are in no file."""
+        """The names of the first file of each leadership. Live requests that are missing there are in no other file."""
         self._resources, self._transactions = (
             None if name is None else recorded_names(directory, name) for name in (query.resource, query.transaction)
         )
@@ -143,9 +142,9 @@ class _Search:
         self._found: dict[int, Entry] = {}
         """Requests that match the names of the query, by id."""
         self._terms: dict[int, str] = {}
-        """The latest leadership of which a file that was read has the request, by id."""
-        self._later: dict[int, list[Locked | Released]] = {}
-        """Lines about requests that are in no file that was read, but may be in an earlier one."""
+        """By id of a found request, the latest leadership whose files have it."""
+        self._unmatched: dict[int, list[Locked | Released]] = {}
+        """By id of a request that no file has so far, the later lines about it. An earlier file may have the request."""
         self._last_at_by_term: dict[str, float] = {}
 
     def run(self) -> Result:
@@ -164,7 +163,7 @@ class _Search:
         return Result(entries, more, self._gaps, self._begins_at())
 
     def _collect(self) -> bool:
-        """Find the requests of the window. Return whether there are more than the limit."""
+        """Find the requests of the window. Return whether earlier files may have further ones, because the limit is exceeded."""
         has_window = has_more = False
         for segment in reversed(self._segments):
             if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
@@ -185,7 +184,7 @@ class _Search:
         return has_more
 
     def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
-        """Return the matching requests of a file by id, and the time of its first event that was read."""
+        """Return the matching requests of a file by id, and the time of its first event that was read. Counts its gaps."""
         here, first_at = dict[int, Entry](), inf
         others: dict[int, tuple[str | None, str | None]] = {}
         is_self_contained = segment.is_self_contained
@@ -196,7 +195,7 @@ class _Search:
             if isinstance(line, Queued):
                 if line.id in here:
                     continue  # carried twice
-                if self._has_names(line):
+                if self._matches(line):
                     here[line.id] = _entry(line)
                 else:
                     others[line.id] = line.transaction, line.principal
@@ -204,13 +203,14 @@ class _Search:
                 if (entry := here.get(line.id)) is not None:
                     _apply(line, entry)
                 elif not is_self_contained and line.id not in others:
-                    self._later.setdefault(line.id, []).append(line)
+                    self._unmatched.setdefault(line.id, []).append(line)
             elif isinstance(line, Gap) and not line.live and line.at <= self._until and self._since <= line.until:
                 self._gaps += 1
         _name_waiters(here.values(), others)
         return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at
 
-    def _has_names(self, line: Queued) -> bool:
+    def _matches(self, line: Queued) -> bool:
+        """Return whether a request matches the resource, the transaction and the client of the query."""
         client = self._query.client
         return (
             (self._resources is None or not self._resources.isdisjoint(line.exclusive + line.shared))
@@ -219,7 +219,10 @@ class _Search:
         )
 
     def _merge(self, here: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
-        """Add the requests of a file that is earlier than all before. Return whether it had some that were carried on."""
+        """Add the requests of an earlier file. Return whether later files have some of them as well.
+
+        With `known_only`, requests that no later file has are left out.
+        """
         has_known = False
         for id_, entry in here.items():
             later = self._found.get(id_)
@@ -230,7 +233,7 @@ class _Search:
                 continue
             else:
                 self._terms[id_] = segment.term
-                for line in self._later.pop(id_, ()):
+                for line in self._unmatched.pop(id_, ()):
                     _apply(line, entry)
             self._found[id_] = entry
         return has_known
@@ -246,7 +249,7 @@ class _Search:
         return self._last_at_by_term[term]
 
     def _find_ends(self) -> None:
-        """Find the grants and the ends after the window. Note which requests have no end because it is not recorded."""
+        """Find grants and ends after the window, and set `record_ends_at` of the requests whose end is not recorded."""
         live = {id_: entry for id_, entry in self._found.items() if entry.ended_at is None}
         if not live:
             return
@@ -286,6 +289,7 @@ class _Search:
             )
 
     def _begins_at(self) -> float | None:
+        """Return the time of the first event of the first file, or of the first line of a raw one, or None without files."""
         for segment in self._segments:
             if segment.is_archived:
                 if segment.header.events:
@@ -311,7 +315,7 @@ class _Search:
 
 
 def _name_waiters(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
-    """Add transaction and client, which are given by id, to the requests that others waited for."""
+    """Add the transaction and the client to the `waited_for` of each entry. `names` has both by request id."""
     for entry in entries:
         entry.waited_for = tuple(
             Waiter(waiter.id, *names[waiter.id]) if waiter.id in names else waiter for waiter in entry.waited_for
@@ -327,7 +331,7 @@ def _apply(line: Locked | Released, entry: Entry) -> None:
 
 
 def _continue(entry: Entry, later: Entry) -> None:
-    """Add to an entry what later files, into which the request was carried, say about it."""
+    """Complete an entry with that of later files, into which the request was carried."""
     if entry.granted_at is None:
         entry.granted_at, entry.fence = later.granted_at, later.fence
     if entry.ended_at is None:
@@ -358,7 +362,7 @@ def _entry(line: Queued) -> Entry:
 
 
 def shorten(entry: Entry, first: Container[str]) -> int:
-    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, those in `first` before others. Return how many it had."""
+    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferring those in `first`. Return how many it had."""
     total = len(entry.exclusive) + len(entry.shared)
     if total > MAX_LISTED_RESOURCES:
         names = [(name, True) for name in entry.exclusive] + [(name, False) for name in entry.shared]

@@ -73,7 +73,7 @@ class IndexHeader(Struct):
     first_at: float
     last_at: float
     is_unrecorded: bool = False
-    """The file does not have the requests of the time before it, because they were too large."""
+    """Whether the requests of the time before the file are missing from it, because they were too large."""
 
 
 def key_of(kind: str, name: str) -> int:
@@ -86,7 +86,7 @@ def key_of(kind: str, name: str) -> int:
 
 
 def encode_index(blocks: list[Block], pairs: list[int], events: int, *, is_unrecorded: bool) -> bytes:
-    """Encode an index. `pairs` are the keys, each with the number of a block that has it in the last `NUMBER_BITS`."""
+    """Encode an index. Each of `pairs` is a key, and in its last `NUMBER_BITS` the number of a block that has the key."""
     first = min((block.first_at for block in blocks if block.first_at is not None), default=0.0)
     last = max((block.last_at for block in blocks if block.last_at is not None), default=0.0)
     keys = array("I", [pair >> NUMBER_BITS for pair in sorted(pairs)])
@@ -105,7 +105,7 @@ GAP_KEY: Final = key_of("gap", "")
 
 @dataclass
 class Segment:
-    """One file of the history, raw or archived. `path` is where it was when the directory was listed."""
+    """One file of the history, raw or archived. `path` is where it was when the directory was listed, or when it was read."""
 
     path: Path
     term: str
@@ -124,25 +124,24 @@ class Segment:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The paths of the file itself, and of the one that belongs to it."""
+        """The paths of the file itself, and of its index or of its snapshot."""
         return self.path, self.sibling(INDEX if self.is_archived else STATE)
 
     @property
     def is_archived(self) -> bool:
-        """The file is compressed and indexed."""
+        """Whether the file is compressed and indexed."""
         return self.path.name.endswith(ARCHIVED)
 
     @property
     def is_self_contained(self) -> bool:
-        """The file has all requests that are live at its begin."""
+        """Whether the file has all requests that are live at its beginning."""
         if not self.is_archived:
             first = self.path if self.number == 1 else self.sibling(STATE)
             with contextlib.suppress(FileNotFoundError), first.open("rb") as file:
                 return not records.begins_unrecorded(file.read(_HEAD_BYTES))
-            archived = self.sibling(ARCHIVED)
-            if not archived.exists():  # the file before is not archived yet
+            if not self.sibling(ARCHIVED).exists():  # the previous file is not archived yet
                 return False
-            self.path = archived  # meanwhile
+            # The raw file was archived after the directory was listed.
         return not self.header.is_unrecorded
 
     @property
@@ -154,7 +153,7 @@ class Segment:
                 content = path.read_bytes()
             except FileNotFoundError:
                 if not self.path.exists():
-                    raise  # both were deleted meanwhile
+                    raise  # both were deleted after the directory was listed
                 raise UnreadableHistory(f"{self.path} has no index") from None
             self._index = content[:-CRC_BYTES]
             if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
@@ -208,7 +207,7 @@ class Segment:
                 archived = self.sibling(ARCHIVED)
                 if not archived.exists():
                     raise
-                self.path = archived  # meanwhile
+                self.path = archived  # after the directory was listed
             else:
                 return
         yield from self.read_blocks(range(len(self.header.blocks)))
@@ -221,7 +220,7 @@ class Segment:
 
 
 def _blocks_of_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, about `BLOCK_BYTES` at a time. Its writer may still write the last line, or was killed then."""
+    """Yield the complete lines of a file, about `BLOCK_BYTES` at a time. An unfinished last line is left out."""
     with path.open("rb") as file:
         rest = b""
         while read := file.read(BLOCK_BYTES):
@@ -231,7 +230,7 @@ def _blocks_of_lines(path: Path) -> Iterator[bytes]:
 
 
 def last_at(segment: Segment) -> float:
-    """Return the time of the last event of a file, Unix ms; 0 if it has none."""
+    """Return the time of the last event of a file, in Unix ms, or 0 if it has no event."""
     if segment.is_archived:
         return segment.header.last_at
     lines = (line for lines in segment.read() for line in lines if not isinstance(line, (Opened, Carried)))
@@ -239,26 +238,26 @@ def last_at(segment: Segment) -> float:
 
 
 def list_segments(directory: Path) -> list[Segment]:
-    """Return the files of a directory: leadership by leadership, each by its numbers. Other files are ignored.
+    """Return the files of a directory, ordered by leadership and number. Files with other names are ignored.
 
-    The order of the names is not enough: a clock that is set back gives a file an earlier name than the one before it.
+    They are not ordered by name, because after the clock was set back a file has an earlier name than the previous file.
     """
     found: dict[str, Segment] = {}
     begins: dict[str, str] = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = NAME.fullmatch(path.name)
         if match is not None and match["suffix"] in (RAW, ARCHIVED):
-            # While a file is archived, both exist: the raw one is complete until it is deleted.
+            # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is deleted.
             segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))
             begins[segment.term] = min(segment.stem, begins.get(segment.term, segment.stem))
     return sorted(found.values(), key=lambda segment: (begins[segment.term], segment.number))
 
 
 def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
-    """Yield the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
+    """Yield an iterator over the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
 
     The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it.
-    If these are not recorded in it, the lines begin with an earlier file; if they are in no file, with a gap that says so.
+    If that file lacks these requests, the lines begin with an earlier file, or with a gap if all files lack them.
     """
     by_term: dict[str, list[Segment]] = {}
     for segment in list_segments(directory):
@@ -274,7 +273,7 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
 
 
 def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
-    """Yield the lines of files of one leadership. Only the first file may say that the requests before it are not recorded."""
+    """Yield the lines of files of one leadership. Only at the beginning may a gap replace the live requests."""
     if not segments[0].is_self_contained:
         yield records.unrecorded(first_at(segments[0]), -1)
     for segment in segments:
@@ -292,7 +291,7 @@ def is_recorded(segment: Segment) -> bool:
     """Return whether a server still writes a file."""
     try:
         return not segment.is_archived and is_written(segment.path)
-    except FileNotFoundError:  # it is archived meanwhile
+    except FileNotFoundError:  # it was archived after the directory was listed
         return False
 
 
@@ -308,23 +307,23 @@ def is_written(path: Path) -> bool:
 
 
 def is_raw(path: Path) -> bool:
-    """Return whether a server writes the file, or has written it."""
+    """Return whether a server, and not the archiver, writes the file or has written it."""
     return path.name.endswith((RAW, f"{RAW}.part"))
 
 
 def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> int:
-    """Return the bytes of the raw files of a directory. A file that a server writes now counts as a complete one at least."""
+    """Return the bytes of the raw files of a directory. A file that a server still writes counts at least as a complete one."""
     total = 0
     for path in directory.iterdir():
         match = NAME.fullmatch(path.name)
         if match is not None and is_raw(path) and match["stem"] != except_stem:
-            with contextlib.suppress(FileNotFoundError):  # it is archived meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was archived after the directory was listed
                 total += max(size_of(path), retention.segment_bytes if is_written(path) else 0)
     return total
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; 0 if it was deleted."""
+    """Return the bytes of a file, or 0 if it was deleted."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
