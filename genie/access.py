@@ -236,10 +236,10 @@ def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
         or not permissions
         or not all(type(permission) is str for permission in permissions)
     ):
-        raise ValueError(f"[{name}] may must be a list of some of {allowed}")
+        raise ValueError(f"[{name}] 'may' must be a non-empty list of permissions: {allowed}")
     for permission in permissions:
         if permission not in PERMISSIONS:
-            raise ValueError(f"[{name}] may contains {permission[:64]!r}, which is not a permission: use {allowed}")
+            raise ValueError(f"[{name}] 'may' contains {permission[:64]!r}, which is not a permission: use {allowed}")
     return frozenset(permissions)
 
 
@@ -318,10 +318,10 @@ class AccessControl:
         return match
 
     def by_certificate(self, name: str) -> Principal | None:
-        """Return the principal of a verified certificate with this name.
+        """Return the principal that a verified certificate names, or None if this principal has a token.
 
-        A principal without a section in the token file gets the default permissions. Returns None for a principal with
-        a token, because only the token authenticates such a principal.
+        `name` is the result of `genie.tls.certificate_name`. A principal with a token authenticates only by the token. A
+        principal without a section in the token file gets the default permissions.
         """
         if name in self._names_with_token:
             return None

@@ -462,12 +462,12 @@ class Server:
         leaders = [namespace for namespace in namespaces if namespace.is_leader]
         drained = await asyncio.gather(*(namespace.drain() for namespace in leaders))
         # A namespace that did not drain does not resign: its last commits may not be acknowledged.
-        not_drained = [namespace for namespace, success in zip(leaders, drained, strict=True) if not success]
+        undrained = [namespace for namespace, success in zip(leaders, drained, strict=True) if not success]
         await self._stop_namespaces()
-        await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in not_drained))
+        await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in undrained))
         await self._close_connections()
         await asyncio.gather(*(namespace.store.close() for namespace in namespaces))
-        log.info("stopped", drained=not not_drained)
+        log.info("server stopped", undrained_namespaces=[namespace.name for namespace in undrained])
 
     async def _stop_namespaces(self) -> None:
         for namespace in self.namespaces.values():

@@ -558,7 +558,7 @@ class Dispatcher:
             if not self._end_requests(session, now):
                 return False
         if session.key is None and connection.closed:  # after a half-close replies are sent, so the session is kept
-            self.sessions.end(session, principal_name(connection))
+            self.sessions.end_keyless(session, principal_name(connection))
         self.outcome.closing.append(connection)
         return True
 
@@ -572,7 +572,7 @@ class Dispatcher:
         if not self._end_requests(session, now):
             return False
         if session.key is None:
-            self.sessions.end(session, principal)
+            self.sessions.end_keyless(session, principal)
             return True
         # All at once: a session with a part of its replies would execute retries.
         for id_ in self.sessions.remove(session):

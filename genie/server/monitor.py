@@ -96,7 +96,9 @@ class Monitor:
         for request in slow[:MAX_LOGGED_EVENTS]:
             self._log.warning("slow wait", **_slow_wait_fields(pipeline, request, now))
         if len(slow) > MAX_LOGGED_EVENTS:
-            self._log.warning("slow waits not logged", count=len(slow) - MAX_LOGGED_EVENTS)
+            self._log.warning(
+                "slow wait log entries omitted", count=len(slow) - MAX_LOGGED_EVENTS, limit=MAX_LOGGED_EVENTS
+            )
 
     def _log_deadlocks(self) -> None:
         """Log the deadlocks since the last sample, and how many are omitted."""
@@ -104,7 +106,7 @@ class Monitor:
         for deadlock in deadlocks[:MAX_LOGGED_EVENTS]:
             self._log.warning("deadlock detected", **_deadlock_fields(deadlock))
         if count > MAX_LOGGED_EVENTS:
-            self._log.warning("deadlocks not logged", count=count - MAX_LOGGED_EVENTS)
+            self._log.warning("deadlock log entries omitted", count=count - MAX_LOGGED_EVENTS, limit=MAX_LOGGED_EVENTS)
 
     def _log_inversions(self) -> None:
         """Log each new inversion of the lock order. Their number is limited (`MAX_INVERSIONS`)."""

@@ -387,9 +387,10 @@ class Pipeline:
         return self._dispatcher.snapshot(max(self.manager.next_id, self._commits.ids_reserved_below), self._batch_at)
 
     def recover(self, replies: Iterable[RetainedReply]) -> None:
-        """Restore sessions and retained replies from the loaded state, and schedule the commit of the changes.
+        """Restore sessions and retained replies from the loaded state, then grant every grantable request.
 
-        Requests that were bound to a connection of the previous leader end.
+        Requests without a session are disconnected, because their connections ended with the previous leader. The next batch
+        commits the changes.
         """
         self._batch_at = self._clock()
         self._dispatcher.recover(replies, self._batch_at)

@@ -156,9 +156,9 @@ class Session:
         "bound",
         "connected_at",
         "connection",
+        "ended_with_requests",
         "ending",
         "expires_at",
-        "is_referenced",
         "key",
         "live_requests",
         "note",
@@ -192,8 +192,8 @@ class Session:
         """The number of the session in the session table."""
         self.live_requests = 0
         """Number of held and waiting requests."""
-        self.is_referenced = False
-        """Whether held requests refer to the session although it has ended."""
+        self.ended_with_requests = False
+        """Whether the session has ended without a key, and held requests still refer to it."""
         self.connected_at = inf
         """Time when the state of the session was sent after the connection's `hello` (ms, lock manager's clock). Infinite if the
         time is unknown: then no retained reply counts as received."""
@@ -367,23 +367,27 @@ class SessionTable:
         """Number of sessions without a connection: the resumable ones, and the ones that only have held requests."""
         return len(self._detached) + self._ended_with_requests
 
-    def end(self, session: Session, principal: str | None) -> None:
-        """End a session without a key, whose connection is lost. Its held requests may outlive it."""
-        if session.live_requests and not session.is_referenced:
-            session.is_referenced = True
-            session.principal = principal
-            self._ended_with_requests += 1
-            add(self.shares, principal, SESSION_BYTES)
-        shared = session.reply_limit - UNSHARED_REPLIES
-        self._shared_replies -= shared
-        subtract(self._reply_shares, principal, shared)
-        session.reply_limit = UNSHARED_REPLIES
+    def end_keyless(self, session: Session, principal: str | None) -> None:
+        """End a session without a key after `bye` and when its connection is lost. No client can resume it.
+
+        Held requests may continue to refer to the session.
+        """
+        if session.live_requests and not session.ended_with_requests:
+            self._charge_ended(session, principal)
+        self._reset_reply_limit(session, principal)
         session.end()
 
+    def _charge_ended(self, session: Session, principal: str | None) -> None:
+        """Charge the principal for an ended session until the last request of the session ends (`on_last_request`)."""
+        session.ended_with_requests = True
+        session.principal = principal
+        self._ended_with_requests += 1
+        add(self.shares, principal, SESSION_BYTES)
+
     def on_last_request(self, session: Session) -> None:
-        """Count a session without requests: if it has ended, nothing refers to it any longer."""
-        if session.is_referenced:
-            session.is_referenced = False
+        """Stop charging the principal for an ended session, because its last request has ended."""
+        if session.ended_with_requests:
+            session.ended_with_requests = False
             self._ended_with_requests -= 1
             subtract(self.shares, session.principal, SESSION_BYTES)
 
@@ -400,6 +404,13 @@ class SessionTable:
         self._shared_replies += added
         add(self._reply_shares, principal, added)
         return added > 0
+
+    def _reset_reply_limit(self, session: Session, principal: str | None) -> None:
+        """Return what `raise_reply_limit` has added to the limit of a session."""
+        added = session.reply_limit - UNSHARED_REPLIES
+        self._shared_replies -= added
+        subtract(self._reply_shares, principal, added)
+        session.reply_limit = UNSHARED_REPLIES
 
     @property
     def _max_replies_of_a_principal(self) -> int:

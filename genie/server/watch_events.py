@@ -98,7 +98,7 @@ class WatchEvents:
 
     def _publish(self, request: Request, state: str) -> Iterator[int]:
         """Send the events of a request. Yields the steps of each slice."""
-        watches, lookups = self._watches, len(self._watches.lengths)
+        watches, lookups = self._watches, len(self._watches.prefix_count_by_length)
         groups: dict[tuple[str, ...], list[bytes]] = {}
         steps = 0
         for name, exclusive in request.modes():

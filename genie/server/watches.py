@@ -42,7 +42,7 @@ class WatchRegistry:
         """Watchers by prefix; each inner dict is an ordered set. A connection that watches a prefix of a prefix is only among
         the watchers of the shorter one, so at most one of the prefixes of a name has it. The dispatcher keeps a reference to
         this dict."""
-        self.lengths: dict[int, int] = {}
+        self.prefix_count_by_length: dict[int, int] = {}
         """The number of prefixes in `prefixes` by their length."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
         """All watched prefixes by connection."""
@@ -99,7 +99,9 @@ class WatchRegistry:
     def matching_prefixes(self, name: str) -> tuple[str, ...]:
         """Return the watched prefixes of `name`."""
         watched, size = self.prefixes, len(name)
-        return tuple([name[:length] for length in self.lengths if length <= size and name[:length] in watched])
+        return tuple(
+            [name[:length] for length in self.prefix_count_by_length if length <= size and name[:length] in watched]
+        )
 
     def is_lagging(self, connection: Outbound) -> bool:
         """Return whether a watcher has too much unread to be sent another event."""
@@ -149,19 +151,27 @@ class WatchRegistry:
         watchers = self.prefixes.get(prefix)
         if watchers is None:
             watchers = self.prefixes[prefix] = {}
-            self.lengths[len(prefix)] = self.lengths.get(len(prefix), 0) + 1
+            self._count_prefix(len(prefix), 1)
         watchers[connection] = None
 
     def _remove(self, connection: Outbound, prefix: str) -> bool:
-        """Remove a connection from the watchers of a prefix, and the prefix if it has none left. Return whether it was one."""
+        """Remove a connection from the watchers of a prefix, and the prefix after its last watcher.
+
+        Return False if the connection was not among the watchers.
+        """
         watchers = self.prefixes.get(prefix, {})
         if connection not in watchers:
             return False
         del watchers[connection]
         if not watchers:
             del self.prefixes[prefix]
-            length = len(prefix)
-            self.lengths[length] -= 1
-            if not self.lengths[length]:
-                del self.lengths[length]
+            self._count_prefix(len(prefix), -1)
         return True
+
+    def _count_prefix(self, length: int, change: int) -> None:
+        """Add `change` to the number of prefixes of a length."""
+        count = self.prefix_count_by_length.get(length, 0) + change
+        if count:
+            self.prefix_count_by_length[length] = count
+        else:
+            del self.prefix_count_by_length[length]

@@ -347,7 +347,7 @@ async def test_no_token_is_logged(tmp_path: Path) -> None:
             assert logged["peer"]
         (await enter(server, OPS)).send("ping")
         server.send(signal.SIGTERM)
-        server.until("stopped")
+        server.until("server stopped")
         assert not any(token in str(server.log) for token in (WRONG, OPS, PAYMENTS))
 
 

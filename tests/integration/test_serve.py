@@ -70,9 +70,9 @@ async def test_log_of_a_server_in_memory(level: str, connections: list[str]) -> 
         await client.release(await client.lock("exclusive:a"))
         await client.close()
         genie.send(signal.SIGTERM)
-        genie.until("stopped")
+        genie.until("server stopped")
         events = [line["event"].split()[0] for line in genie.log]
-        assert events == ["listening", "locks", *connections, "stopped"]
+        assert events == ["listening", "locks", *connections, "server"]
         assert {next(iter(line)) for line in genie.log} == {"event"}
 
 

@@ -174,7 +174,7 @@ def test_a_server_runs_without_a_receiver(address: str, servers: list[Genie]) ->
     server.start()
     server.send(signal.SIGTERM)
     assert server.wait() == 0
-    server.until("stopped")
+    server.until("server stopped")
     warnings = [line for line in server.log if line["event"].startswith("service manager")]
     assert len(warnings) == 1, "one warning, not one for each message"
 

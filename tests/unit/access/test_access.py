@@ -145,11 +145,14 @@ LONG = "t" * 1025
         (f'[payments.eu]\ntoken = "{A}"', "[payments] eu is not known"),
         (
             f'[payments]\ntoken = "{A}"\nmay = ["read"]',
-            "[payments] may contains 'read', which is not a permission: use",
+            "[payments] 'may' contains 'read', which is not a permission: use",
         ),
-        (f'[payments]\ntoken = "{A}"\nmay = "lock"', '[payments] may must be a list of some of "lock", "inspect"'),
-        (f'[payments]\ntoken = "{A}"\nmay = []', "[payments] may must be a list"),
-        (f'[payments]\ntoken = "{A}"\nmay = [1]', "[payments] may must be a list"),
+        (
+            f'[payments]\ntoken = "{A}"\nmay = "lock"',
+            '[payments] \'may\' must be a non-empty list of permissions: "lock", "inspect"',
+        ),
+        (f'[payments]\ntoken = "{A}"\nmay = []', "[payments] 'may' must be a non-empty list"),
+        (f'[payments]\ntoken = "{A}"\nmay = [1]', "[payments] 'may' must be a non-empty list"),
         (f'[payments]\ntoken = "{A}"\nprefixes = "a/"', "[payments] prefixes must be a list of strings"),
         (f'[payments]\ntoken = "{A}"\nprefixes = []', "omit it to allow every resource"),
         (f'[payments]\ntoken = "{A}"\nprefixes = [""]', "omit it to allow every resource"),

@@ -21,11 +21,11 @@ async def test_an_event_is_logged_ten_times_and_then_counted(monkeypatch: pytest
         await asyncio.sleep(0.2)
         assert logs[MAX_LINES + 1 :] == [
             {
-                "event": "events not logged",
+                "event": "log entries omitted",
                 "log_level": "warning",
-                "events": "authentication failed",
+                "of_event": "authentication failed",
                 "count": 3_000 - MAX_LINES,
-                "within_s": 0.05,
+                "interval_s": 0.05,
             }
         ]
         log_limited("warning", "authentication failed", peer=0)

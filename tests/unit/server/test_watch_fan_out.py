@@ -150,7 +150,7 @@ def _steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         send_event(outcome, connection, message)
 
     def match(watches: WatchRegistry, name: str) -> tuple[str, ...]:
-        steps[-1] += len(watches.lengths)
+        steps[-1] += len(watches.prefix_count_by_length)
         return matching(watches, name)
 
     monkeypatch.setattr(BatchOutcome, "send_event", send)
@@ -247,7 +247,14 @@ async def test_watchers_lag_if_too_many_events_wait(
         assert received.count(("lagged", None)) == 1
         assert received[-1] == ("lagged", None)
     watches = world.pipeline._dispatcher.watches
-    assert not any((watches.prefixes, watches.lengths, watches.connections(), world.pipeline._dispatcher.size.watches))
+    assert not any(
+        (
+            watches.prefixes,
+            watches.prefix_count_by_length,
+            watches.connections(),
+            world.pipeline._dispatcher.size.watches,
+        )
+    )
     watching[0].send("watch", prefix="")
     await iterate(world, steps)
     holder.lock("b")
@@ -277,7 +284,7 @@ def test_each_event_is_for_the_connections_that_watch_any_prefix_of_its_name() -
         found = [each for prefix in watches.matching_prefixes(name) for each in watches.prefixes[prefix]]
         expected = [clients[number] for number, of in watched.items() if name.startswith(tuple(of))]
         assert sorted(map(id, found)) == sorted(map(id, expected))
-        assert watches.lengths == Counter(map(len, watches.prefixes))
+        assert watches.prefix_count_by_length == Counter(map(len, watches.prefixes))
         assert {id(each): watches.prefixes_of(each) for each in clients} == {
             id(clients[number]): of for number, of in watched.items()
         }
