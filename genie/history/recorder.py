@@ -2,7 +2,7 @@
 
 A request and a release are recorded as the lines that the client sent, which costs little. Everything else, such as the
 grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread writes them. If the
-disk or the archiver cannot keep up, they are dropped and counted; a commit never waits for them.
+disk or the archiver cannot keep up, lines are dropped and counted. A commit never waits for the recording.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from genie.history.retention import Retention
 from genie.history.writer import HistoryWriter, clean_up_command, namespace_directory
 
 JOINED_LINES: Final = 32
-"""Number of stored lines from which on they are joined: so few that they are still in the processor's cache."""
+"""Number of stored lines that are joined together: so few that they are still in the processor's cache."""
 WRITTEN_BYTES: Final = 256 << 10
 """Bytes of joined lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
-"""Seconds after which stored lines are written although they are fewer. A killed server loses the events of this time."""
+"""Seconds after which stored lines are written, however few they are. A killed server loses the events of this time."""
 PART_REQUESTS: Final = 100
 """Number of requests of a snapshot that are encoded together."""
 MAX_WAITS_FOR: Final = 4
 """Number of requests that the line of a waiting request names at most."""
 
 CLEAN_UP_INTERVAL_S: Final = 3_600.0
-"""Seconds between two looks for files that are complete or expired."""
+"""Seconds between two runs of the archiver, also on a server that is idle or does not lead."""
 NEEDS_CONTEXT: Final = -1.0
-"""No time of the lock manager: the line of the next command needs a mark with its whole context."""
+"""In place of the time of the last mark: the next command needs a mark with its whole context."""
 NO_MARK: Final = -1
-"""No number of lines: the last mark is joined already."""
+"""In place of the number of lines at the last mark: the mark is joined already."""
 
 log = structlog.get_logger()
 
@@ -61,10 +61,7 @@ Positions = dict[str, tuple[float, int]]
 
 
 class Recorder:
-    """Records the steps of one leadership.
-
-    It has more fields than other classes, because it works for each command: a mark is compared without another object.
-    """
+    """Records the steps of one leadership. For speed, it has the state of the marks itself, which each command is compared with."""
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redaction: Redaction) -> None:
         self._lines: list[bytes] = []
@@ -81,10 +78,10 @@ class Recorder:
         """The note before the last mark of a note."""
         self._note_end = NO_MARK
         """The length of `_lines` when the last mark of a note was appended, like `_mark_end`."""
-        self._stored = 0
-        """How many of `_lines` are stored. Only these are written: the others may be lost with the leadership."""
-        self._join_from = JOINED_LINES
-        """From how many lines on `on_stored` joins them. 0: the timer was due during a commit, so it also writes them."""
+        self._stored_count = 0
+        """How many of `_lines` are stored. Only these are written, because the others may be lost with the leadership."""
+        self._is_flush_due = False
+        """Whether the timer has fired during a commit, so that `on_stored` must write all lines."""
         self._joined: list[bytes] = []
         """Joined lines that the writer does not have yet."""
         self._joined_bytes = 0
@@ -99,11 +96,10 @@ class Recorder:
         self._record_state(manager)
 
     def begin_turn(self, now: float, principal: Principal | None, note: str | None = None) -> list[Any]:
-        """Prepare for commands that are executed at `now` for `principal`, and return the list for their lines.
-
-        `note` is that of their session.
+        """Prepare for commands of `principal` that are executed at `now`, and return the list for their lines.
 
         The dispatcher appends the line of each request that is granted at once, and of each release that ends a request.
+        `note` is the note of the session.
         """
         if now != self._marked_at or principal is not self._marked_for:
             self._mark(now, principal)
@@ -112,10 +108,9 @@ class Recorder:
         return self._lines
 
     def on_events(self, events: list[core.Event], now: float, line: object = None) -> None:
-        """Record the events of any other step. Must be called before the next step.
+        """Record the events of a step whose line the dispatcher does not append. Must be called before the next step.
 
-        `line` is the command as a line that `RawDecoder` reads, if it is a request. With it, a request that waits is recorded
-        like one that is granted at once.
+        `line` is a request as a line that `RawDecoder` reads. With `line`, a request that waits is recorded as this line.
         """
         first = events[0]
         if len(events) == 1:
@@ -174,36 +169,35 @@ class Recorder:
         """Remove the last mark of a note if no line follows it."""
         if len(self._lines) == self._note_end:
             self._lines.pop()
-            self._stored = min(self._stored, len(self._lines))
+            self._stored_count = min(self._stored_count, len(self._lines))
             self._marked_note, self._note_end = self._earlier_note, NO_MARK
 
     def on_stored(self) -> None:
-        """Note that all lines so far are stored. Join and write them if they are many."""
-        self._stored = stored = len(self._lines)
-        if stored >= self._join_from:
-            if self._join_from < JOINED_LINES:
-                self.flush()
-            else:
-                self._join()
-                if self._joined_bytes >= WRITTEN_BYTES:
-                    self._write()
+        """Mark all lines so far as stored. Join and write them if they are many."""
+        self._stored_count = stored = len(self._lines)
+        if self._is_flush_due:
+            self.flush()
+        elif stored >= JOINED_LINES:
+            self._join()
+            if self._joined_bytes >= WRITTEN_BYTES:
+                self._write()
         if self._timer is None and stored:
             self._timer = self._loop.call_later(FLUSH_INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._stored == len(self._lines):
+        if self._stored_count == len(self._lines):
             self.flush()
-        else:  # lines that are being stored may continue from a mark before them, so all are written together
-            self._join_from = 0
+        else:  # lines that are not stored yet may depend on a mark among the stored ones, so all are written together
+            self._is_flush_due = True
 
     def flush(self) -> None:
         """Write all lines. All of them must be stored."""
         self._drop_unused_note()
-        lines, self._join_from = self._lines, JOINED_LINES
+        lines, self._is_flush_due = self._lines, False
         if len(lines) == self._mark_end:  # no line follows the last mark
             lines.pop()
-        self._stored = len(lines)
+        self._stored_count = len(lines)
         if lines:
             self._join()
         self._write()
@@ -214,14 +208,14 @@ class Recorder:
         if len(text) > records.MAX_UNCHECKED_BYTES * len(self._lines) and not self._redaction.prefixes:
             text = b"\n".join(map(records.without_padding, self._lines)) + b"\n"
         self._lines.clear()
-        self._stored, self._mark_end, self._note_end = 0, NO_MARK, NO_MARK
+        self._stored_count, self._mark_end, self._note_end = 0, NO_MARK, NO_MARK
         if self._redaction.prefixes:
             text = records.encode_lines(map(self._redaction.redact_line, self._decoder.decode(text)))
         self._joined.append(text)
         self._joined_bytes += len(text)
 
     def _write(self) -> None:
-        """Give the joined lines to the writer. The next line may be the first one of a file, so it needs its context."""
+        """Give the joined lines to the writer. The next command needs a context, because its line may begin a file."""
         if self._joined_bytes:
             self._writer.write(b"".join(self._joined))
         self._joined.clear()
@@ -232,7 +226,7 @@ class Recorder:
         """Write what is stored and drop the other steps. The thread of the writer closes the file."""
         if self._timer is not None:
             self._timer.cancel()
-        del self._lines[self._stored :]
+        del self._lines[self._stored_count :]
         self.flush()
         self._writer.close()
 
@@ -240,8 +234,8 @@ class Recorder:
 
     def _record_state(self, manager: LockManager) -> None:
         """Write the requests that the leader takes over."""
-        # The thread encodes the held ones, because a million of them take seconds. Meanwhile they may be released, or have a
-        # later deadline; what is written of them stays true.
+        # The thread encodes the held requests, because a million of them take seconds. A request that is released or extended
+        # before it is encoded is still recorded correctly, because its end or its extension follows.
         held, waiting = list(manager.table.held.values()), list(manager.table.waiting.values())
         live, queued, size = len(held) + len(waiting), list[bytes](), 0
         for at in range(0, len(waiting), PART_REQUESTS):
@@ -255,7 +249,7 @@ class Recorder:
             self._writer.write_snapshot(live, chain(parts, queued), size)
 
     def _encode_carried(self, requests: Iterable[Request], state: State) -> bytes:
-        """Return the lines of requests that were in this state when the leader took over."""
+        """Return the encoded lines of requests that were in `state` when the leader took over."""
         offset, lines = self._offset_ms, []
         for request in requests:
             deadline = None if request.deadline >= NEVER else request.deadline + offset
@@ -265,7 +259,7 @@ class Recorder:
         return records.encode_lines(map(self._redaction.redact_line, lines))
 
     def _line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
-        """Return the line of an event; None for events without one, such as errors."""
+        """Return the line of an event, or None for an event that is not recorded, such as an error."""
         if isinstance(event, Locked):
             return records.Locked(at, event.request.id, event.request.fence)
         if isinstance(event, Released):
@@ -310,7 +304,7 @@ def _positions(request: Request) -> Positions | None:
 
 
 def _first_blockers(manager: LockManager, request: Request) -> list[int]:
-    """Return the ids of at most `MAX_WAITS_FOR` requests that a waiting request waits for: holders, else the first waiters."""
+    """Return the ids of at most `MAX_WAITS_FOR` blockers of a waiting request: holders, or else the first waiters."""
     found: list[int] = []
     resources, owner = manager.table.resources, request.owner
     for name, exclusive in request.modes():
@@ -332,7 +326,7 @@ def _first_blockers(manager: LockManager, request: Request) -> list[int]:
 
 
 class History:
-    """The history of one namespace on this server: a recorder for each leadership, one after the other.
+    """The history of one namespace on this server. Creates a recorder for each leadership.
 
     Raises ValueError if the directory cannot be created or written.
     """
@@ -350,7 +344,7 @@ class History:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
         self._writer: HistoryWriter | None = None
         self._dropped_before = 0
-        """Writes that earlier leaderships, and the archivers that `keep_clean` has started, dropped."""
+        """Number of writes that earlier leaderships, and the archivers of `keep_clean`, have dropped."""
 
     def record(self, manager: LockManager) -> Recorder:
         """Start the recording of a leadership, with the requests that `manager` takes over."""
@@ -365,7 +359,7 @@ class History:
         return self._dropped_before + (0 if self._writer is None else self._writer.dropped)
 
     async def keep_clean(self) -> None:
-        """Archive what is complete and delete what is expired, again and again: also on a server that is idle or does not lead."""
+        """Archive the complete files and delete the expired ones every `CLEAN_UP_INTERVAL_S`, until cancelled."""
         while True:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -380,7 +374,7 @@ class History:
                     output, _ = await process.communicate()
                     self._dropped_before += int(output or 0)
                 finally:
-                    if process.returncode is None:  # it is cancelled: what a killed archiver leaves is archived later
+                    if process.returncode is None:  # cancelled: another archiver continues the work
                         process.kill()
                         await process.wait()
             await asyncio.sleep(CLEAN_UP_INTERVAL_S)

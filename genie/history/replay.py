@@ -98,7 +98,7 @@ class Replay:
         self.ends = 0
         """How many ends were repeated exactly: at the same time, for the same reason."""
         self.is_cut_off = False
-        """The record ends in the middle of a step, because its server was killed or the disk was full."""
+        """Whether the record ends in the middle of a step, because its server was killed or the disk was full."""
         self._since = since
         self._on_step = on_step
         self._unconfirmed_events: deque[core.Event] = deque()
@@ -242,28 +242,27 @@ class Replay:
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but did not happen")
         event = self._unconfirmed_events.popleft()
         request: Any = getattr(event, "request", None)
-        same = request is not None and request.id == line.id
+        is_same = request is not None and request.id == line.id
         match line:
             case Granted():
-                same = same and isinstance(event, (core.Granted, core.Taken)) and request.fence == line.fence
+                is_same = is_same and isinstance(event, (core.Granted, core.Taken)) and request.fence == line.fence
                 self.grants += 1
             case Queued():
-                same = same and isinstance(event, core.Queued)
+                is_same = is_same and isinstance(event, core.Queued)
             case Locked():
-                same = same and isinstance(event, core.Locked) and request.fence == line.fence
+                is_same = is_same and isinstance(event, core.Locked) and request.fence == line.fence
                 self.grants += 1
             case Released():
-                same = same and isinstance(event, core.Released) and event.reason is line.reason
+                is_same = is_same and isinstance(event, core.Released) and event.reason is line.reason
                 self.ends += 1
-        if not same:
+        if not is_same:
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but {_describe(event)} happened")
 
 
 def _granting_command(manager: LockManager, request: Request) -> core.Command:
     """Return the command of a request that is recorded as granted at once.
 
-    A request with `anyOf` takes what is available, also beside waiters that it does not conflict with, where another request
-    would enter the queue. It is repeated with the names that it was granted as its only choices.
+    Only a request with `anyOf` may be granted beside earlier waiters. It is repeated with the granted names as its only choices.
     """
     request.owner = manager.next_id if request.transaction is None else request.transaction
     choices = list(request.modes())
@@ -313,7 +312,7 @@ def describe_request(line: Queued) -> str:
 
 
 def _describe_line(line: Queued | Locked | Released) -> str:
-    """Return what is recorded as text, like `_describe`."""
+    """Return a recorded event as text, in the form of `_describe`."""
     if isinstance(line, Released):
         return f"ended {line.id}: {line.reason}"
     if isinstance(line, (Granted, Locked)):
@@ -362,9 +361,10 @@ def _describe(event: core.Event) -> str:  # noqa: PLR0911 - one for each kind
 
 @dataclass(slots=True)
 class Change:
-    """Changes for the requests that match: `None` keeps the recorded value. The patterns are shell patterns (`transfer-*`)."""
+    """Changes for the requests that match all patterns. A value of None keeps what is recorded."""
 
     transaction: str | None = None
+    """A shell pattern, such as `transfer-*`. None matches all requests. The same applies to `resource` and `client`."""
     resource: str | None = None
     client: str | None = None
     priority: float | None = None
@@ -387,14 +387,14 @@ class Change:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the requests of a period, as recorded or as simulated. Waits are milliseconds of granted requests."""
+    """The results of the requests of a period, as recorded or as simulated."""
 
     requests: int = 0
     granted: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     """How many requests ended for each reason other than a release."""
     waits: dict[int, float] = field(default_factory=dict)
-    """Wait by id, for each granted request; 0 if it was granted at once."""
+    """The wait in milliseconds of each granted request, by id. 0 if the request was granted at once."""
 
     @property
     def waited(self) -> int:
@@ -402,7 +402,7 @@ class Outcome:
         return sum(wait > 0 for wait in self.waits.values())
 
     def percentile(self, share: float) -> float:
-        """Return the wait that a share of the granted requests did not exceed."""
+        """Return the wait (ms) that `share`, from 0 to 1, of the granted requests did not exceed."""
         ordered = sorted(self.waits.values())
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -421,15 +421,15 @@ class _Recorded:
     ended_at: float | None = None
     reason: Reason | None = None
     was_live: bool = False
-    """The request was live when the period began."""
+    """Whether the request was live when the period began."""
 
 
 def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:
-    """Return what is recorded about the requests from `since` on, and what a simulation with a change gives.
+    """Return two outcomes of the requests from `since` on: the recorded one, and that of a simulation with a change.
 
-    A simulated request arrives when it arrived in fact and, once granted, is held as long as it was held in fact. A request
-    that was never granted in fact is held for the median of the others. A client that gave up while it waited gives up
-    after the same time. With `change=None` the simulation repeats the record, up to the milliseconds by which timers are late.
+    A simulated request arrives at its recorded time, and is held for its recorded duration. A request that was never granted
+    is held for the median of the other durations. A client that stopped waiting stops waiting after the same time. With
+    `change=None` the simulation repeats the record, up to the milliseconds by which timers are late.
 
     Raises TooManyRequests.
     """
@@ -448,10 +448,11 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
 
 
 def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
+    """Return the recorded requests by id. A request that no later leadership carries on has ended with its leadership."""
     recorded: dict[int, _Recorded] = {}
     lost: dict[int, _Recorded] = {}
-    """Live requests of the leadership before, until the lines of the next one have carried them."""
-    begins, last_at = True, 0.0
+    """Live requests of the previous leadership that the next one has not carried on so far."""
+    has_begun, last_at = False, 0.0
     for line in lines:
         if isinstance(line, Opened):
             if line.number == 1:
@@ -460,12 +461,12 @@ def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
         if isinstance(line, Carried):
             lost.pop(line.id, None)
         else:
-            begins = False
+            has_begun = True
             for request in lost.values():
                 request.ended_at, request.reason = max(last_at, request.line.at), Reason.SUCCESS
             lost = {}
             last_at = line.at
-        _record(line, recorded, was_live=begins and isinstance(line, Carried))
+        _record(line, recorded, was_live=not has_begun and isinstance(line, Carried))
         if len(recorded) > MAX_SIMULATED:
             raise TooManyRequests(f"more than {MAX_SIMULATED:,} requests")
     return recorded
@@ -500,30 +501,30 @@ class _Simulation:
         self._median_hold_ms = median(holds) if holds else DEFAULT_HOLD_MS
 
     def run(self) -> Outcome:
-        last, begins = 0.0, True
-        for request in self._in_order():
+        last, has_begun = 0.0, False
+        for request in self._by_arrival():
             line = request.line
             changed = self._change is not None and self._change.matches(line)
             if changed and self._change is not None and self._change.remove:
                 continue
-            if begins and not request.was_live:
-                begins = False
-                self._begin(line.at)
+            if not has_begun and not request.was_live:
+                has_begun = True
+                self._grant_after_removals(line.at)
             self._advance(line.at)
             last = line.at
             self._arrive(request, changed=changed)
         ends = [request.ended_at for request in self._recorded.values() if request.ended_at is not None]
-        if begins:
-            self._begin(last)
+        if not has_begun:
+            self._grant_after_removals(last)
         self._advance(max([last, *ends]))
         return self._outcome
 
-    def _begin(self, now: float) -> None:
-        """Grant what can be granted because a request that was live was removed."""
+    def _grant_after_removals(self, now: float) -> None:
+        """Grant the live requests that no request blocks any more, because the change has removed it."""
         self._step(Recover(), now)
 
-    def _in_order(self) -> Iterator[_Recorded]:
-        """Yield the requests by their arrival: first the ones that are carried into the period."""
+    def _by_arrival(self) -> Iterator[_Recorded]:
+        """Yield the recorded requests by arrival, the requests that are carried into the period first."""
         yield from sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
 
     def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:
@@ -561,7 +562,7 @@ class _Simulation:
         heappush(self._ends, (granted_at + hold_ms, request.id, request.id))
 
     def _advance(self, until: float) -> None:
-        """Let time pass: release and expire what is due before `until`."""
+        """Advance the virtual time: execute the releases and timeouts that are due until `until`."""
         manager = self._manager
         while True:
             expires, ends = manager.deadlines.next, self._ends[0][0] if self._ends else inf

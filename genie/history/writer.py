@@ -33,9 +33,9 @@ SEGMENT_S: Final = 3_600.0
 MAX_SEGMENT_S: Final = 86_400.0
 """Seconds after which any file with events is complete."""
 MAX_QUEUED_BYTES: Final = 64 << 20
-"""Bytes that may wait for the disk. Beyond them, events are dropped."""
+"""Maximum number of bytes that wait for the disk. Further events are dropped."""
 ROOM_CHECK_S: Final = 1.0
-"""Interval of the look for room while events are dropped, in seconds."""
+"""Seconds between two checks for room while events are dropped."""
 ARCHIVER_RETRY_S: Final = 60.0
 """Seconds after which an archiver that has failed is started again."""
 
@@ -53,48 +53,49 @@ def clean_up_command(directory: Path, retention: Retention) -> list[str]:
 
 
 @dataclass(slots=True)
-class Missing:
-    """Writes that were dropped since the last one that was not."""
+class DroppedWrites:
+    """Counts dropped writes: those since the last gap in the file, and the total."""
 
-    writes: int = 0
+    count: int = 0
+    """Number of writes that were dropped since the last gap."""
     since_ms: float = 0.0
-    """When the first of them was dropped, Unix ms."""
+    """When the first of these was dropped, in Unix ms."""
     total: int = 0
-    """All that were dropped, also before."""
 
     def add(self) -> None:
-        """Count one more."""
-        if not self.writes:
+        """Count one dropped write."""
+        if not self.count:
             self.since_ms = time.time() * 1000
-        self.writes += 1
+        self.count += 1
         self.total += 1
 
-    def take(self) -> bytes:
-        """Return the line about them, and forget them; empty if there are none."""
-        if not self.writes:
+    def take_gap(self) -> bytes:
+        """Return the line of the gap, and begin to count the next gap. Return an empty string if no write was dropped."""
+        if not self.count:
             return b""
-        gap, self.writes = records.Gap(self.since_ms, self.writes, time.time() * 1000), 0
+        gap, self.count = records.Gap(self.since_ms, self.count, time.time() * 1000), 0
         return records.encode_lines([gap])
 
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The first lines of a recording, which the thread itself makes: `live` requests, one line for each."""
+    """The first lines of a recording, one for each of `live` requests. The thread encodes them while it iterates over `parts`."""
 
     live: int
     parts: Iterable[bytes]
 
 
 class _RawFile:
-    """The file that is written now. It is locked (`flock`), so that the archiver of any server leaves it alone."""
+    """The file that is written now. It is locked (`flock`), so that no archiver of any server archives it."""
 
     def __init__(self, directory: Path, opened: records.Opened, snapshot_bytes: int) -> None:
         begin = datetime.fromtimestamp(opened.at / 1000, UTC)
         self.stem = f"{begin:%Y%m%dT%H%M%S.%fZ}-{opened.term}-{opened.number:06}"
         """The name without its suffix."""
         self._state = directory / f"{self.stem}{STATE}" if opened.number > 1 else None
-        """The file with its snapshot, once the file before is archived. The first file has its snapshot itself."""
-        # The file gets its name after it is locked: an archiver must not take it for a complete one in between.
+        """The path of its snapshot, which the archiver writes when it archives the previous file. None for the first file,
+        which contains its snapshot."""
+        # The file gets its name only after it is locked. Otherwise an archiver could take it for a complete file.
         part = directory / f"{self.stem}{RAW}.part"
         self.file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
         fcntl.flock(self.file, fcntl.LOCK_EX)
@@ -102,9 +103,9 @@ class _RawFile:
         part.rename(directory / f"{self.stem}{RAW}")
         self._opened_at_s = time.monotonic()
         self._opened_size = self.size
-        """Its size without events."""
+        """The size of the file before its first event."""
         self.snapshot_bytes = snapshot_bytes
-        """Size of the last snapshot that is known: the file is complete when it has as many bytes of events."""
+        """The size of the last known snapshot. A file is not complete before it has as many bytes of events."""
 
     @property
     def size(self) -> int:
@@ -117,20 +118,23 @@ class _RawFile:
         self.file.flush()
 
     def begin_events(self, snapshot_start: int) -> None:
-        """Note that the snapshot, which begins at `snapshot_start`, is written. What follows are events."""
+        """Record that the snapshot, which begins at `snapshot_start`, ends here, and that events follow."""
         self._opened_size = self.size
         self.snapshot_bytes = self.size - snapshot_start
 
-    def is_complete(self, segment_bytes: int) -> bool:
-        """Return whether the next file begins: this one is large or old, and has as many bytes of events as its snapshot."""
+    def measure_snapshot(self) -> None:
+        """Update `snapshot_bytes` from the snapshot that the archiver has written."""
         if self._state is not None:
-            with contextlib.suppress(FileNotFoundError):  # the file before is not archived yet
+            with contextlib.suppress(FileNotFoundError):  # the previous file is not archived yet
                 self.snapshot_bytes = self._state.stat().st_size
+
+    def is_complete(self, segment_bytes: int) -> bool:
+        """Return whether the file is old, or has as many bytes of events as `segment_bytes` and as its snapshot."""
         is_large = 0 < self.size - self._opened_size >= max(segment_bytes, self.snapshot_bytes)
         return is_large or self.remaining_s() == 0
 
     def remaining_s(self) -> float | None:
-        """Return the time until the file is old; None if it has no events, and so never is."""
+        """Return the seconds until the file is old, or None if it has no events. Without events, a file is never old."""
         events = self.size - self._opened_size
         if not events:
             return None
@@ -139,22 +143,22 @@ class _RawFile:
 
 
 class _Archiver:
-    """The process that archives complete files: started when it is due, and again after a failure."""
+    """Runs the process that archives complete files: starts it when it is due, and again after a failure."""
 
     def __init__(self, directory: Path, namespace: str, retention: Retention) -> None:
         self._command = clean_up_command(directory, retention)
         self._namespace = namespace
         self._process: subprocess.Popen[bytes] | None = None
-        self.due_at_s: float | None = 0.0  # at once: what an earlier process has left
-        """When it is to be started, on the monotonic clock; None: nothing is to be archived."""
+        self.due_at_s: float | None = 0.0  # at once, because an earlier server may have left complete files
+        """When to start the process, on the monotonic clock. None if there is nothing to archive."""
 
     def retry_later(self) -> None:
-        """Start it after a pause, unless it runs or is due already."""
+        """Start the process after a pause, unless it runs or is due already."""
         if self._process is None and self.due_at_s is None:
             self.due_at_s = time.monotonic() + ARCHIVER_RETRY_S
 
     def poll(self) -> int | None:
-        """Start it if it is due. Return how many writes it has dropped, if it has ended since the last call."""
+        """Start the process if it is due. Return how many writes an ended process has dropped, or None if none has ended."""
         has_ended = self._process is not None and self._process.poll() is not None
         dropped = self.join() if has_ended else None
         if self._process is None and self.due_at_s is not None and time.monotonic() >= self.due_at_s:
@@ -163,13 +167,13 @@ class _Archiver:
                 self._process = subprocess.Popen(  # noqa: S603 - our own module
                     self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
                 )
-            except OSError as error:  # no process can be started now
+            except OSError as error:  # for example, the limit of processes is reached
                 log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
                 self.retry_later()
         return dropped
 
     def join(self) -> int | None:
-        """Wait until it has ended. Return how many writes it has dropped; None if it does not run."""
+        """Wait until the process has ended. Return how many writes it has dropped, or None if no process runs."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -193,16 +197,16 @@ class HistoryWriter:
         self._term = secrets.token_hex(4)
         self._number = 0
         self._queue: SimpleQueue[bytes | _Snapshot | None] = SimpleQueue()
-        self._queued: deque[int] = deque()
-        """Sizes of what waits in the queue. The thread removes from the left, the event loop appends to the right."""
-        self._gap = Missing()
-        """The writes that the event loop has dropped since the last one that it has queued."""
-        self._lost = Missing()
-        """The writes that the thread has dropped since the last one that it has written. In all, also those of its archiver."""
+        self._queued_sizes: deque[int] = deque()
+        """The sizes of the items in the queue. The thread removes from the left, the event loop appends to the right."""
+        self._dropped_by_loop = DroppedWrites()
+        """The writes that were dropped before the queue."""
+        self._dropped_by_thread = DroppedWrites()
+        """The writes that were dropped after the queue. The total includes those of the archiver."""
         self._other_bytes = 0
         """Bytes of the raw files except the current one, when they were last counted."""
-        self._count_from_s = 0.0
-        """When they may be counted again, on the monotonic clock."""
+        self._recount_at_s = 0.0
+        """When these bytes may be counted again, on the monotonic clock."""
         self._archiver = _Archiver(directory, namespace, retention)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="genie-history", daemon=True)
@@ -210,38 +214,38 @@ class HistoryWriter:
 
     def write(self, lines: bytes) -> None:
         """Queue lines for the thread, or drop them if too much is queued."""
-        if self.error or sum(self._queued) > MAX_QUEUED_BYTES:
-            self._gap.add()
+        if self.error or sum(self._queued_sizes) > MAX_QUEUED_BYTES:
+            self._dropped_by_loop.add()
             return
-        lines = self._gap.take() + lines
-        self._queued.append(len(lines))
+        lines = self._dropped_by_loop.take_gap() + lines
+        self._queued_sizes.append(len(lines))
         self._queue.put(lines)
 
     @property
     def dropped(self) -> int:
         """How many writes, each with many events, were dropped."""
-        return self._gap.total + self._lost.total
+        return self._dropped_by_loop.total + self._dropped_by_thread.total
 
     def write_snapshot(self, live: int, parts: Iterable[bytes], queued_bytes: int = 0) -> None:
-        """Queue the first lines of a recording, one for each of `live` requests. The thread itself makes the parts.
+        """Queue the first lines of a recording, one for each of `live` requests. The thread iterates over the parts.
 
-        `queued_bytes` is the size of parts that are made already.
+        `queued_bytes` is the size of the parts that are encoded already.
         """
-        self._queued.append(queued_bytes)
+        self._queued_sizes.append(queued_bytes)
         self._queue.put(_Snapshot(live, parts))
         if self.error:  # the thread has ended, or ends now
             self._drop_queued()
 
     def _drop_queued(self) -> None:
-        """Free what waits for a disk that has failed: up to `MAX_QUEUED_BYTES`, and requests that have ended since."""
+        """Empty the queue after the disk has failed. Otherwise up to `MAX_QUEUED_BYTES` would stay in memory."""
         with contextlib.suppress(Empty):
             while True:
-                self._lost.total += self._queue.get_nowait() is not None
+                self._dropped_by_thread.total += self._queue.get_nowait() is not None
 
     def close(self) -> None:
         """End the file once everything queued is written."""
-        if not self.error and (gap := self._gap.take()):
-            self._queued.append(len(gap))
+        if not self.error and (gap := self._dropped_by_loop.take_gap()):
+            self._queued_sizes.append(len(gap))
             self._queue.put(gap)
         self._queue.put(None)
 
@@ -263,7 +267,8 @@ class HistoryWriter:
                     file = self._create_next_file(file.snapshot_bytes)
                 if lines:
                     self._append(file, lines)
-                    self._queued.popleft()
+                    self._queued_sizes.popleft()
+                file.measure_snapshot()
                 if file.is_complete(self.retention.segment_bytes) and self._has_room(file, 0, RESERVED_BYTES // 2):
                     following = self._create_next_file(file.snapshot_bytes)
                     self._other_bytes += file.size
@@ -285,9 +290,9 @@ class HistoryWriter:
         self._on_archived(self._archiver.join())
 
     def _next_lines(self, file: _RawFile) -> bytes | _Snapshot | None:
-        """Wait for the next lines, at most until the file is complete: then there are none. None: the recording ends."""
+        """Wait for the next lines until the file is old, and return them. Return None if the recording ends."""
         remaining_s = file.remaining_s()
-        needs_room = self._lost.writes > 0 or remaining_s == 0
+        needs_room = self._dropped_by_thread.count > 0 or remaining_s == 0
         try:
             return self._queue.get(timeout=ROOM_CHECK_S if needs_room else remaining_s)
         except Empty:
@@ -298,12 +303,12 @@ class HistoryWriter:
         if isinstance(lines, _Snapshot):
             self._append_snapshot(file, lines)
         elif self._has_room(file, len(lines)):
-            if self._lost.writes:
+            if self._dropped_by_thread.count:
                 log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
                 self._write_gap(file)
             file.write(lines)
         else:
-            if not self._lost.writes:
+            if not self._dropped_by_thread.count:
                 log.warning(
                     "history recording paused: GENIE_HISTORY_MAX_MB leaves no room until files are archived",
                     namespace=self._namespace,
@@ -311,11 +316,11 @@ class HistoryWriter:
                     raw_bytes=self._other_bytes + file.size,
                     max_raw_bytes=self.retention.raw_bytes,
                 )
-            self._lost.add()
+            self._dropped_by_thread.add()
             self._archiver.retry_later()  # the archiver of another server, which had the lock, may have failed
 
     def _append_snapshot(self, file: _RawFile, snapshot: _Snapshot) -> None:
-        """Write the first lines of a recording; if they are too many, only that they are not recorded."""
+        """Write the first lines of a recording, or, if there is no room for all, one line that replaces them."""
         start = file.size
         for part in snapshot.parts:
             size = file.size + len(part) - start
@@ -323,22 +328,22 @@ class HistoryWriter:
                 file.file.truncate(start)
                 file.file.seek(start)
                 file.write(records.encode_lines([records.unrecorded(time.time() * 1000, snapshot.live)]))
-                self._lost.total += 1
+                self._dropped_by_thread.total += 1
                 break
             file.write(part)
         file.begin_events(start)
 
     def _has_room(self, file: _RawFile, count: int, reserved: int = RESERVED_BYTES) -> bool:
-        """Return whether all raw files stay below their bound with `count` more bytes. Counts the other files if they do not."""
+        """Return whether all raw files stay below their bound with `count` more bytes, after a recount if they would not."""
         allowed = self.retention.raw_bytes - reserved - file.size - count
-        if self._other_bytes > allowed and time.monotonic() >= self._count_from_s:
+        if self._other_bytes > allowed and time.monotonic() >= self._recount_at_s:
             self._other_bytes = raw_bytes(self.directory, self.retention, file.stem)
-            self._count_from_s = time.monotonic() + ROOM_CHECK_S
+            self._recount_at_s = time.monotonic() + ROOM_CHECK_S
         return self._other_bytes <= allowed
 
     def _write_gap(self, file: _RawFile) -> None:
         """Write the line about the writes that the thread has dropped, for which room is reserved."""
-        if gap := self._lost.take():
+        if gap := self._dropped_by_thread.take_gap():
             file.write(gap)
 
     def _create_next_file(self, previous_snapshot_bytes: int = 0) -> _RawFile:
@@ -354,11 +359,11 @@ class HistoryWriter:
         return _RawFile(self.directory, opened, previous_snapshot_bytes)
 
     def _archive(self) -> None:
-        """Start the archiver if it is due, and note what it has done if it has ended."""
+        """Start the archiver if it is due, and count what an ended one has dropped."""
         self._on_archived(self._archiver.poll())
 
     def _on_archived(self, dropped: int | None) -> None:
-        """Count the writes that an archiver has dropped; None: none has ended. The files have other sizes now."""
+        """Count the writes that an ended archiver has dropped, and allow a recount of the files. Do nothing for None."""
         if dropped is not None:
-            self._lost.total += dropped
-            self._count_from_s = 0.0
+            self._dropped_by_thread.total += dropped
+            self._recount_at_s = 0.0

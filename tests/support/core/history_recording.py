@@ -12,7 +12,7 @@ from genie.history import records
 from genie.history.recorder import Recorder
 from genie.history.redaction import Redaction
 from genie.history.retention import Retention
-from genie.history.writer import HistoryWriter, Missing
+from genie.history.writer import DroppedWrites, HistoryWriter
 
 T0 = 1_764_000_000_000.0
 ALWAYS = Retention()
@@ -70,7 +70,7 @@ class Recording:
 
     def drop_write(self, now: float) -> None:
         """Do as if a write had been dropped."""
-        self.writer._gap = Missing(1, T0 + now)
+        self.writer._dropped_by_loop = DroppedWrites(1, T0 + now)
 
     def stop(self) -> None:
         self.recorder.stop()

@@ -100,7 +100,7 @@ def archiving(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def archive(writer: HistoryWriter) -> None:
         if writer._archiver.due_at_s is not None:
-            writer._archiver.due_at_s, writer._count_from_s = None, 0
+            writer._archiver.due_at_s, writer._recount_at_s = None, 0
             dropped.append(clean_up(writer.directory, writer.retention))
 
     monkeypatch.setattr(HistoryWriter, "_archive", archive)
@@ -124,7 +124,7 @@ def record(recording: Recording, count: int, random: Random, *, released: float 
             recording.release(now, request)
         if now % 20 == 0:
             recording.recorder.flush()
-            while recording.writer._queued:
+            while recording.writer._queued_sizes:
                 time.sleep(0.0002)
 
 
@@ -382,7 +382,7 @@ async def test_events_are_dropped_while_the_archiver_makes_no_room(tmp_path: Pat
     record(recording, 300, random)
     assert recording.writer.dropped > 0
     archive_complete(tmp_path, retention)
-    recording.writer._count_from_s = 0
+    recording.writer._recount_at_s = 0
     kept = recording.request(1_000, "kept")
     recording.stop()
     result = search(tmp_path, Query(limit=10_000))

@@ -231,7 +231,7 @@ async def test_a_file_that_a_server_writes_is_searched_and_not_archived(tmp_path
     recording = Recording(tmp_path)
     request = recording.request(0, "a")
     recording.recorder.flush()
-    while not recording.writer._queue.empty() or recording.writer._queued:
+    while not recording.writer._queue.empty() or recording.writer._queued_sizes:
         pass
     archive_complete(tmp_path)
     (segment,) = list_segments(tmp_path)

@@ -75,7 +75,7 @@ async def test_turns_without_commands_leave_nothing(tmp_path: Path, redacted: tu
     recording.stop()
     (segment,) = list_segments(tmp_path)
     assert segment.path.read_bytes().count(b"\n") == 1  # `opened`
-    assert not recording.writer._queued
+    assert not recording.writer._queued_sizes
 
 
 async def test_an_archiver_that_cannot_be_started_does_not_end_the_recording(
