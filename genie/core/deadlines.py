@@ -45,7 +45,8 @@ class Deadlines:
                 self._sweep()
             self._ticks[tick] = {id: None}
             heappush(self._heap, tick)
-        self.soonest = min(self.soonest, tick)
+        if tick < self.soonest:  # noqa: PLR1730 - a call of `min` takes longer
+            self.soonest = tick
 
     def discard(self, tick: int, id: int) -> None:
         """Remove `id`, which was added with the deadline `tick`."""

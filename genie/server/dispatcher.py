@@ -131,7 +131,7 @@ class Dispatcher:
         self._ended = 0
         """Number of sessions that have expired in this batch, with their locks and retained replies."""
         self._watched = self.watch_events.watched
-        self._table, self._step, self._clock = manager.table, manager.step, time.monotonic
+        self._table, self._step = manager.table, manager.step
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
@@ -235,12 +235,12 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    size, begun = self.size, self._clock()
+                    begun, size = time.monotonic(), self.size
                     limit = size.max_queue_entries if principal is None else size.queue_limit(principal.name)
                     events = manager.request(command, now, limit)
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
-                        if self._clock() - begun > EXPENSIVE_S:
+                        if time.monotonic() - begun > EXPENSIVE_S:
                             return next(items, None)
                         continue
                 if history is not None:
@@ -257,12 +257,12 @@ class Dispatcher:
             elif type(command) is Release:
                 request, events = manager.release_if_uncontended(command.id, session), None
                 if request is None:
-                    begun = self._clock()
+                    begun = time.monotonic()
                     events = manager.release(command.id, now)
                     event = events[0]
                     if type(event) is not Released or event.request.origin is not session:
                         notifier.handle_events(events, now, connection, command.ref)
-                        if self._clock() - begun > EXPENSIVE_S:
+                        if time.monotonic() - begun > EXPENSIVE_S:
                             return next(items, None)
                         continue
                     request = event.request
@@ -294,7 +294,7 @@ class Dispatcher:
                 if events is not None:
                     if len(events) > 1:  # the release granted waiting requests
                         notifier.handle_events(events[1:], now, connection)
-                    if self._clock() - begun > EXPENSIVE_S:
+                    if time.monotonic() - begun > EXPENSIVE_S:
                         return next(items, None)
             elif type(command) is Bye:
                 is_finished = self._handle_bye(now, connection, command)
@@ -302,10 +302,10 @@ class Dispatcher:
                     self._drain_detached(now, connection, items)
                 return None if is_finished else item
             else:
-                begun = self._clock()
+                begun = time.monotonic()
                 if self._execute_other(now, connection, command, may_be_slow):
                     return item
-                if self._clock() - begun > EXPENSIVE_S:
+                if time.monotonic() - begun > EXPENSIVE_S:
                     return next(items, None)
         return None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from genie import core
 from genie.core import ENDED, SUCCESS, WAITING, Event, LockManager, Released, Request
+from genie.core.context import NO_CONTEXT
 from genie.core.size import SHORT_TEXT_BYTES, text_bytes
 from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
 from genie.errors import Code, RequestRejected
@@ -14,7 +15,7 @@ from genie.history.recorder import Recorder
 from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
 from genie.server.sessions import MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable, fingerprint
-from genie.server.state_size import StateSize
+from genie.server.state_size import FirstBlockers, StateSize
 from genie.server.watch_events import WatchEvents
 from genie.storage.store import Change, RetainedReply, is_stored
 
@@ -95,21 +96,22 @@ class Notifier:
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
         session.live_requests += 1
-        if request.context.principal is not None:
-            self.size.begin_wait(request)
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
             self.outcome.store(request)
-        if request.context.traceparent is not None and request.state is WAITING:
-            self._keep_first_blockers(request)
+        if request.context is not NO_CONTEXT:
+            self._begin_wait(request)
         if request.ref is None or not session.quiet:
             self.outcome.send(session.connection, replies.queued(request))
 
-    def _keep_first_blockers(self, request: Request) -> None:
-        """Keep the first blockers of a request that begins to wait, for the trace of its grant: then it has no blockers.
+    def _begin_wait(self, request: Request) -> None:
+        """Count the wait of a request for its principal. Keep its first blockers for the trace of its grant: then it has none.
 
         They are not stored. If their texts are long, they are not kept, because they may outlive the blockers themselves.
         """
+        self.size.begin_wait(request)
+        if request.context.traceparent is None or request.state is not WAITING:
+            return
         blockers, total = find_blockers(self.manager.table, request, MAX_COUNTED_ON_ARRIVAL)
         texts = (
             text
@@ -120,12 +122,12 @@ class Notifier:
         if all(text_bytes(text) <= SHORT_TEXT_BYTES for text in texts):
             self.size.first_blockers[request.id] = blockers, total
 
-    def end_wait(self, request: Request) -> None:
-        """Forget what is kept for a waiting request, which is granted or has ended."""
-        if request.context.principal is not None:
-            self.size.end_wait(request)
-        if request.context.traceparent is not None:
-            self.size.first_blockers.pop(request.id, None)
+    def end_wait(self, request: Request) -> FirstBlockers | None:
+        """Forget what is kept for a waiting request, which is granted or has ended. Return its first blockers if they were kept."""
+        if request.context is NO_CONTEXT:  # the usual case: nothing is kept
+            return None
+        self.size.end_wait(request)
+        return self.size.first_blockers.pop(request.id, None)
 
     def on_locked(self, event: core.Locked, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `locked` for a request that was granted after a wait."""
@@ -133,8 +135,7 @@ class Notifier:
         session: Session | None = request.origin  # type: ignore[assignment]
         self.outcome.store(request)
         self.stats.record_granted(event)
-        first_blockers = self.size.first_blockers.get(request.id)
-        self.end_wait(request)
+        first_blockers = self.end_wait(request)
         if session is not None:
             session.on_granted(request)
             connection = session.connection

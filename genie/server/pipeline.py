@@ -6,7 +6,7 @@ At most one batch is in flight. While the store is unavailable, commands that we
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from genie.server.commits import Commits, Due
 from genie.server.dispatcher import Dispatcher
 from genie.server.expiry_timer import ExpiryTimer
 from genie.server.outcome import BatchOutcome
-from genie.server.peer import END_OF_INPUT, Input, Peer
+from genie.server.peer import END_OF_INPUT, Input, Item, Peer
 from genie.server.scheduler import CHUNK, CommandScheduler
 from genie.server.sessions import Outbound
 from genie.server.unavailable import Rejecter
@@ -253,8 +253,7 @@ class Pipeline:
             if self._is_expiry_due:
                 self._is_expiry_due = False
                 dispatcher.expire(now)
-            execute = dispatcher.execute
-            self._scheduler.run_batch(partial(execute, now), partial(execute, now, may_be_slow=True))
+            self._scheduler.run_batch(partial(dispatcher.execute, now), self._execute_slow)
             if self._outcome.durable:
                 self._finish_batch(now)
             else:
@@ -264,6 +263,10 @@ class Pipeline:
             return
         if self._light or self._busy or self._slow:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
+
+    def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
+        """Execute a command that may be slow, in the batch that runs."""
+        return self._dispatcher.execute(self._batch_at, connection, items, may_be_slow=True)
 
     def _finish_batch(self, now: float) -> None:
         """Commit the changes of a batch. If nothing needs a commit, send the replies immediately."""

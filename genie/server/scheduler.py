@@ -185,10 +185,9 @@ class CommandScheduler:
         self._room = MAX_BATCH
         busy = self.busy
         had_busy = len(busy) > 0
-        if self._left_light and self._overruns:
+        if self._overruns and self._left_light:
             self._order_light(now)
         now = self._run_light(execute, now, end)
-        self._left_light = len(self.light) > 0
         while busy and (had_busy or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
             now = self._run_turn(busy.popleft(), execute, now)
             had_busy = False
@@ -245,7 +244,10 @@ class CommandScheduler:
                 if now - started >= QUANTUM_S:
                     self._record_overrun(connection, started, now)
             if now >= end or room <= 0 or finished_bytes >= MAX_BATCH_BYTES:
+                self._left_light = len(light) > 0
                 break
+        else:
+            self._left_light = False
         self._room, self._finished_bytes = room, finished_bytes
         return now
 

@@ -38,6 +38,10 @@ MAX_REQUEST_BYTES: Final = (
 """By how much a request that is not large increases the state at most."""
 
 
+FirstBlockers = tuple[tuple[Blocker, ...], int]
+"""The first blockers of a request when it began to wait, and their number."""
+
+
 class Charge(NamedTuple):
     """What a large request or a watch takes: `excess` of the total, and `share` of its principal."""
 
@@ -69,9 +73,8 @@ class StateSize:
         """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next one."""
         self.short_requests: dict[int, int] = {}
         """The shares of the other requests of named principals, by id."""
-        self.first_blockers: dict[int, tuple[tuple[Blocker, ...], int]] = {}
-        """For waiting requests with `traceparent`, by id: the first blockers when the request began to wait, and their number.
-        The notifier adds and removes them."""
+        self.first_blockers: dict[int, FirstBlockers] = {}
+        """For waiting requests with `traceparent`, by id. The notifier adds and removes them."""
         self.watches: dict[tuple[Outbound, str], Charge] = {}
         """The charges of watches, by connection and prefix."""
         self.excess = 0
