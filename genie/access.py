@@ -6,8 +6,9 @@ import hmac
 import os
 import re
 import tomllib
+from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from stat import S_IROTH
@@ -27,6 +28,9 @@ DEFAULT_PERMISSIONS: Final = frozenset((LOCK, INSPECT))
 MAX_SHOWN_PREFIXES = 10
 """Number of prefixes that an error message lists."""
 
+MAX_LINEAR_PREFIXES = 16
+"""Number of prefixes that are all compared with a name. Among more, the only one that can match is searched."""
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -35,6 +39,17 @@ class Principal:
     name: str
     prefixes: tuple[str, ...] | None = None
     permissions: frozenset[str] = DEFAULT_PERMISSIONS
+    _sorted: list[str] = field(init=False, repr=False, compare=False)
+    """The prefixes in order, if there are many; else empty. A prefix that begins with another one is omitted."""
+
+    def __post_init__(self) -> None:
+        """Sort the prefixes if there are many."""
+        shortest: list[str] = []
+        if self.prefixes is not None and len(self.prefixes) > MAX_LINEAR_PREFIXES:
+            for prefix in sorted(self.prefixes):  # a prefix is before what it begins
+                if not shortest or not prefix.startswith(shortest[-1]):
+                    shortest.append(prefix)
+        object.__setattr__(self, "_sorted", shortest)
 
     def has_permission(self, permission: str) -> bool:
         """Return whether the principal has a permission. `admin` includes all permissions."""
@@ -42,12 +57,32 @@ class Principal:
 
     def may_access(self, name: str) -> bool:
         """Return whether the principal may lock the resource `name`."""
-        return self.prefixes is None or name.startswith(self.prefixes)
+        return self.first_forbidden((name,)) is None
+
+    def first_forbidden(self, names: Iterable[str]) -> str | None:
+        """Return the first of these resources that the principal may not lock; None if it may lock all."""
+        prefixes, shortest = self.prefixes, self._sorted
+        if prefixes is None:
+            return None
+        if not shortest:
+            for name in names:
+                if not name.startswith(prefixes):
+                    return name
+            return None
+        for name in names:
+            # What is between a prefix of `name` and `name` in the order begins with this prefix, too, so nothing is.
+            if not name.startswith(shortest[max(0, bisect_right(shortest, name) - 1)]):
+                return name
+        return None
 
     @property
-    def visible_prefixes(self) -> tuple[str, ...] | None:
-        """Prefixes of the resource names that the principal may see. None: any name; `admin` may see all names."""
-        return None if ADMIN in self.permissions else self.prefixes
+    def sees_all(self) -> bool:
+        """Whether the principal may see all resources, with any name: `admin` may."""
+        return self.prefixes is None or ADMIN in self.permissions
+
+    def may_see(self, name: str) -> bool:
+        """Return whether the principal may see the resource `name`, or all resources whose names begin with it."""
+        return self.sees_all or self.may_access(name)
 
     @property
     def scope_description(self) -> str:

@@ -127,7 +127,7 @@ class RequestGuard:
         permission = INSPECT if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) else ADMIN
         if not principal.has_permission(permission):
             return _problem(403, f"{principal.name} lacks the permission {permission}")
-        if principal.visible_prefixes is not None and not _is_metrics(request):
+        if not principal.sees_all and not _is_metrics(request):
             message = (
                 f"{principal.name} may only inspect {principal.scope_description}, and the admin port shows all resources: "
                 "use genie inspect"

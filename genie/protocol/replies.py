@@ -5,7 +5,7 @@ Small messages are built by bytes formatting, which is faster than any encoder (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 
@@ -26,8 +26,11 @@ MAX_INSPECTED_BYTES = 256 << 10
 MAX_ROW_RESOURCES = 10
 """Maximum resources listed in one row of `inspected`; `resourcesTotal` counts all resources."""
 MAX_READ_NAMES = 20_000
-"""Maximum number of names that one `inspected` compares with prefixes. After that, each row compares `MAX_ROW_RESOURCES` names: a
+"""Maximum number of names that one `inspected` compares with the prefixes of the principal. After that, each row compares `MAX_ROW_RESOURCES` names: a
 request with `anyOf` may have 10,000."""
+
+IsVisible = Callable[[str], bool]
+"""Whether a client may see the resource with this name."""
 
 
 def _encoded_ref(ref: str | None) -> bytes:
@@ -137,11 +140,11 @@ MAX_LISTED_OWNERS: Final = 100
 lengths, 100 take 600 KB."""
 
 
-def released(event: Released, now: float, ref: str | None, prefixes: tuple[str, ...] | None = None) -> bytes:
+def released(event: Released, now: float, ref: str | None, is_visible: IsVisible | None = None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
     `ref` is the `ref` of the ended request; in the reply to a `release`, it is the `ref` of the
-    `release`. With `prefixes`, the steps of a cycle on resources without one of them have no note and no trace.
+    `release`. With `is_visible`, the steps of a cycle on other resources have no note and no trace.
     """
     request = event.request
     if event.reason is SUCCESS:
@@ -163,7 +166,7 @@ def released(event: Released, now: float, ref: str | None, prefixes: tuple[str, 
         payload["cycle"] = cycle.owners[:MAX_LISTED_OWNERS]
         if len(cycle.owners) > MAX_LISTED_OWNERS:
             payload["cycleTotal"] = len(cycle.owners)
-        payload["waits"] = [_wait_fields(wait, prefixes) for wait in cycle.waits[:MAX_LISTED_OWNERS]]
+        payload["waits"] = [_wait_fields(wait, is_visible) for wait in cycle.waits[:MAX_LISTED_OWNERS]]
     return message("released", payload, ref)
 
 
@@ -189,13 +192,11 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
     return message("extended", payload, ref)
 
 
-def inspected(
-    inspection: Inspection, now: float, prefixes: tuple[str, ...] | None = None, ref: str | None = None
-) -> bytes:
+def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None = None, ref: str | None = None) -> bytes:
     """Encode the reply to `inspect`. `now` is the lock manager's time in ms.
 
-    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `prefixes`, a resource is named only if its
-    name begins with one of the prefixes; all other resources are only counted.
+    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `is_visible`, a resource is named only if it is
+    visible; all other resources are only counted.
     """
     remaining_bytes, remaining_names = MAX_INSPECTED_BYTES, MAX_READ_NAMES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
@@ -204,9 +205,9 @@ def inspected(
         (("queue", row) for row in inspection.queue),
     )
     for field, row in rows:
-        resources, read = _visible_resources(row.request, prefixes, max(remaining_names, MAX_ROW_RESOURCES))
+        resources, read = _visible_resources(row.request, is_visible, max(remaining_names, MAX_ROW_RESOURCES))
         remaining_names -= read
-        encoded_row = codec.dumps(_row_fields(row, now, prefixes, resources))
+        encoded_row = codec.dumps(_row_fields(row, now, is_visible, resources))
         remaining_bytes -= len(encoded_row)
         if remaining_bytes < 0:
             break
@@ -299,9 +300,9 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
     return row
 
 
-def _wait_fields(wait: core.Wait, prefixes: tuple[str, ...] | None) -> dict[str, Any]:
+def _wait_fields(wait: core.Wait, is_visible: IsVisible | None) -> dict[str, Any]:
     row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
-    if prefixes is not None and not wait.resource.startswith(prefixes):
+    if is_visible is not None and not is_visible(wait.resource):
         return row
     _add_context(row, wait.context)
     return row
@@ -314,24 +315,24 @@ def _add_context(row: dict[str, Any], context: core.Context) -> None:
         row["traceparent"] = context.traceparent
 
 
-def _visible_resources(request: Request, prefixes: tuple[str, ...] | None, limit: int) -> tuple[list[str], int]:
-    """Return the first resources of a request with one of the prefixes, and how many names were read, at most `limit`."""
+def _visible_resources(request: Request, is_visible: IsVisible | None, limit: int) -> tuple[list[str], int]:
+    """Return the first visible resources of a request, and how many names were read, at most `limit`."""
     resources: list[str] = []
     read = 0
     for name, exclusive in islice(request.modes(), limit):
         read += 1
-        if prefixes is None or name.startswith(prefixes):
+        if is_visible is None or is_visible(name):
             resources.append(f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}")
             if len(resources) == MAX_ROW_RESOURCES:
                 break
     return resources, read
 
 
-def _row_fields(row: Row, now: float, prefixes: tuple[str, ...] | None, resources: list[str]) -> dict[str, Any]:
-    """Return the wire fields of a row of `inspected`. With `prefixes`, only blockers on names with one of the prefixes are listed."""
+def _row_fields(row: Row, now: float, is_visible: IsVisible | None, resources: list[str]) -> dict[str, Any]:
+    """Return the wire fields of a row of `inspected`. With `is_visible`, only blockers on visible resources are listed."""
     request, blockers = row.request, row.blockers
-    if prefixes is not None:
-        blockers = tuple([blocker for blocker in blockers if blocker.resource.startswith(prefixes)])
+    if is_visible is not None:
+        blockers = tuple([blocker for blocker in blockers if is_visible(blocker.resource)])
     fields: dict[str, Any] = {
         "id": request.id,
         "resources": resources,

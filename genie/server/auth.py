@@ -191,8 +191,7 @@ def authorize(principal: Principal, command: WireCommand, table: LockTable) -> R
 
 def may_inspect(principal: Principal, prefix: str | None) -> bool:
     """Return whether a principal may see all resources whose names start with `prefix`. None stands for all names."""
-    visible = principal.visible_prefixes
-    return visible is None or (prefix is not None and prefix.startswith(visible))
+    return principal.sees_all if prefix is None else principal.may_see(prefix)
 
 
 def _authorize_request(principal: Principal, request: Request, names: Iterable[str]) -> RequestRejected | None:
@@ -200,12 +199,11 @@ def _authorize_request(principal: Principal, request: Request, names: Iterable[s
     request.context = request.context.with_principal(principal.name)
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=request.ref)
-    for name in names:
-        if not principal.may_access(name):
-            return _unauthorized(
-                f"{principal.name} may not lock {name!r}, only {principal.scope_description}", ref=request.ref
-            )
-    return None
+    forbidden = principal.first_forbidden(names)
+    if forbidden is None:
+        return None
+    reason = f"{principal.name} may not lock {forbidden!r}, only {principal.scope_description}"
+    return _unauthorized(reason, ref=request.ref)
 
 
 def _authorize_change(

@@ -445,8 +445,8 @@ class Dispatcher:
             limit=command.limit,
             only=command.only,
         )
-        prefixes = None if connection.principal is None else connection.principal.visible_prefixes
-        self.outcome.send(connection, replies.inspected(inspection, now, prefixes, command.ref))
+        is_visible = None if connection.principal is None else connection.principal.may_see
+        self.outcome.send(connection, replies.inspected(inspection, now, is_visible, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
         """Subscribe a connection to a prefix, and send the held locks on names with this prefix.

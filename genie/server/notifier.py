@@ -179,13 +179,13 @@ class Notifier:
         # A client that released its own request gets the reply below, so the session retains only the reason.
         message = b""
         if not is_own or event.reason is not SUCCESS:
-            prefixes = None if session is None else _visible_prefixes(session.connection)
-            message = replies.released(event, now, request.ref, prefixes)
+            is_visible = None if session is None else _visibility(session.connection)
+            message = replies.released(event, now, request.ref, is_visible)
         self._end(request, event.reason, message, now)
         if session is not None and not is_own:
             self.outcome.send(session.connection, message)
         if requester is not None:
-            self.outcome.send(requester, replies.released(event, now, ref, _visible_prefixes(requester)))
+            self.outcome.send(requester, replies.released(event, now, ref, _visibility(requester)))
         if self._watched and request.fence:
             self.watch_events.publish(request, "unlocked")
 
@@ -326,7 +326,7 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
 }
 
 
-def _visible_prefixes(connection: Outbound | None) -> tuple[str, ...] | None:
-    """Return the prefixes of the names whose notes the client of a connection may see; None if it may see all."""
+def _visibility(connection: Outbound | None) -> replies.IsVisible | None:
+    """Return whether the client of a connection may see the notes for a name, as a function; None if it may see all."""
     principal = None if connection is None else connection.principal
-    return None if principal is None else principal.visible_prefixes
+    return None if principal is None else principal.may_see

@@ -358,8 +358,8 @@ MUTANTS = [
     Mutant(
         "the reply to a release of another connection's request carries the ref of the request",
         "server/notifier.py",
-        "self.outcome.send(requester, replies.released(event, now, ref, _visible_prefixes(requester)))",
-        "self.outcome.send(requester, replies.released(event, now, request.ref, _visible_prefixes(requester)))",
+        "self.outcome.send(requester, replies.released(event, now, ref, _visibility(requester)))",
+        "self.outcome.send(requester, replies.released(event, now, request.ref, _visibility(requester)))",
     ),
     Mutant(
         "a rejected release does not echo its ref",

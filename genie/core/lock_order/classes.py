@@ -121,4 +121,12 @@ class LockClasses:
 
 
 def _to_regex(pattern: str) -> str:
-    return "[^/]*".join(re.escape(part) for part in pattern.split("*"))
+    """Return the regular expression of a pattern. It takes linear time.
+
+    The atomic groups match each part between two `*` where it occurs first, and try no other place. If the pattern matches
+    at all, it does so with these: a part without `/` can be earlier, because what follows up to the later place has no
+    `/`, and a part with `/` has only one place.
+    """
+    first, *parts = map(re.escape, pattern.split("*"))
+    last = "[^/]*" + parts.pop() if parts else ""
+    return first + "".join(f"(?>[^/]*?{part})" for part in parts) + last

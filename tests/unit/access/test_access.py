@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hmac
+import itertools
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,8 +83,10 @@ def test_an_admin_has_all_permissions_and_its_prefixes_limit_its_locks() -> None
     admin = Principal("ops", ("ops/",), frozenset({"admin"}))
     assert all(admin.has_permission(right) for right in PERMISSIONS)
     assert not admin.may_access("accounts/2")
-    assert admin.visible_prefixes is None
-    assert Principal("payments", ("ops/",)).visible_prefixes == ("ops/",)
+    assert admin.may_see("accounts/2")
+    assert admin.sees_all
+    assert not Principal("payments", ("ops/",)).sees_all
+    assert not Principal("payments", ("ops/",)).may_see("accounts/2")
 
 
 def test_a_certificate_without_a_section_has_the_default_permissions(file: Path) -> None:
@@ -223,3 +228,43 @@ def test_a_file_that_is_cut_off_never_has_a_part_of_a_token(file: Path) -> None:
 def test_a_file_with_deeply_nested_values_is_invalid(file: Path, text: str) -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         read(file, text)
+
+
+class CountedText(str):
+    """A name that counts its comparisons with prefixes."""
+
+    __slots__ = ()
+    compared = 0
+
+    def startswith(self, prefixes: Any, *arguments: Any) -> bool:
+        CountedText.compared += len(prefixes) if isinstance(prefixes, tuple) else 1
+        return super().startswith(prefixes, *arguments)
+
+    def __lt__(self, other: str) -> bool:
+        CountedText.compared += 1
+        return super().__lt__(other)
+
+    def __gt__(self, other: str) -> bool:
+        CountedText.compared += 1
+        return super().__gt__(other)
+
+
+def test_a_name_is_compared_with_few_of_very_many_prefixes() -> None:
+    principal = Principal("p", tuple(f"{number:05}/" for number in range(10_000)))
+    names = [CountedText(f"{number:05}/x") for number in range(0, 10_000, 100)]
+    CountedText.compared = 0
+    assert principal.first_forbidden(names) is None
+    assert principal.first_forbidden([*names, CountedText("10000/x")]) == "10000/x"
+    assert CountedText.compared < 201 * 20
+
+
+def test_many_prefixes_allow_the_same_names_as_each_of_them() -> None:
+    """Prefixes of prefixes are among them."""
+    chance = random.Random(3)  # noqa: S311
+    texts = ["".join(text) for size in range(6) for text in itertools.product("abc", repeat=size)]
+    for _ in range(100):
+        prefixes = tuple(chance.sample(texts[4:], chance.choice([1, 16, 17, 60])))
+        principal = Principal("p", prefixes)
+        for name in texts:
+            assert principal.may_access(name) is name.startswith(prefixes)
+            assert principal.may_see(name) is name.startswith(prefixes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import tracemalloc
 from itertools import pairwise
 from random import Random
@@ -14,7 +15,7 @@ from genie.core import Deadlocked, LockManager, Release, Request
 from genie.core.lock_order import analysis, edges, inversions, members, search
 from genie.core.lock_order import classes as classes_module
 from genie.core.lock_order.analysis import LockOrder
-from genie.core.lock_order.classes import LockClasses, parse_rules
+from genie.core.lock_order.classes import LockClasses, Rule, Treatment, parse_rules
 from genie.core.lock_order.inversions import MAX_OFFENDERS, Inversion
 from genie.core.size import NAME_BYTES, REQUEST_BYTES
 
@@ -614,6 +615,26 @@ def test_the_names_of_a_request_are_bounded() -> None:
     run_transaction(manager, "b", " ".join(names))
     assert order.dropped == 2
     assert found(order.inversions.found) == {("cycle", frozenset({"a/*", "b"}))}
+
+
+def test_rules_with_many_stars_take_linear_time() -> None:
+    """With a search for each place of each part, this test would not end: there are more than 10**20 combinations."""
+    order = LockClasses(parse_rules("*a" * 12 + "*b"))
+    for name, matches in ("a" * 512, False), ("ab" * 256, True), ("ab" * 200 + "a", False):
+        found = order.class_of(name)
+        assert found is not None
+        assert found.is_name is not matches
+
+
+def test_a_pattern_matches_the_names_that_its_parts_match_with_any_characters_but_slashes_between() -> None:
+    chance = Random(7)  # noqa: S311
+    for _ in range(3_000):
+        pattern = "".join(chance.choices("ab/*", k=chance.randrange(1, 8)))
+        regex = re.compile("[^/]*".join(re.escape(part) for part in pattern.split("*")))
+        name = "".join(chance.choices("aab/", k=chance.randrange(1, 9)))
+        found = LockClasses([Rule(pattern, Treatment.ORDERED)]).class_of(name)
+        assert found is not None
+        assert (found.treatment is Treatment.ORDERED) is (regex.fullmatch(name) is not None), (pattern, name)
 
 
 @pytest.mark.parametrize("names_of_a_request", [1, 32])
