@@ -52,7 +52,7 @@ class Server:
     """One lock server in one event loop. The server leads or follows in each of its namespaces independently.
 
     `machine` is where it runs, perhaps in a simulation. `store`, for a server with one namespace, replaces the store that the
-    settings configure. If the analysis of the lock order is on, it continues the one that `lock_orders` has for a namespace.
+    settings configure. The analysis of the lock order of a namespace continues the one in `lock_orders`, if there is one.
 
     `read_settings` reads the settings again for `reload`, and raises ValueError if they are invalid. `describe_error` returns
     the text of an error during a reload: a command replaces the variables in it by what has set them.
@@ -104,11 +104,11 @@ class Server:
         """Accepts connections without TLS; `_tls_listener` is used instead if TLS is configured."""
         self._tls_listener: TlsListener[Connection] | None = None
         self._stopped = asyncio.Event()
-        """Set by SIGTERM, SIGINT or the failure of a namespace: the server is to stop."""
+        """Set by SIGTERM, SIGINT or the failure of a namespace, so that the server stops."""
         self._failure: BaseException | None = None
         """The error of the first namespace that failed."""
         self._service_manager: SystemdNotifier | None = None
-        """None unless systemd runs this server and wants its state."""
+        """Reports the state to systemd. None if systemd does not run this server, or expects no messages."""
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
 
@@ -124,17 +124,17 @@ class Server:
 
     @property
     def admin_tls(self) -> ssl.SSLContext | None:
-        """TLS context of the admin port; None for plain HTTP."""
+        """TLS context of the admin port, or None for plain HTTP."""
         return None if self.tls is None else self.tls.admin
 
     @property
     def unread_output(self) -> UnreadOutput:
-        """What clients do not read, and its limits."""
+        """The output that clients have not read, and its limits."""
         return self.connections.unread_output
 
     @property
     def certificate_expiry(self) -> float | None:
-        """Unix time at which the server's certificate expires; None without TLS."""
+        """Unix time at which the server's certificate expires. None without TLS, or if the certificate cannot be read."""
         return None if self.tls is None else self.tls.expiry
 
     def _describe_roles(self) -> str:
@@ -147,7 +147,7 @@ class Server:
     # -- start --------------------------------------------------------------------------------------------
 
     def bind_address(self) -> tuple[str, int]:
-        """Bind the configured address without listening yet; return its host and port.
+        """Bind the configured address without listening yet, and return its host and port.
 
         Raises OSError if another process uses the address.
         """
@@ -269,9 +269,9 @@ class Server:
         )
 
     def _find_handler(self, name: str | None) -> CommandHandler | RequestRejected:
-        """Return the command handler of the namespace `name`; of the default namespace if `name` is None.
+        """Return the command handler of the namespace `name`, or an error if this server does not serve it.
 
-        Return an error if this server does not serve the namespace.
+        None stands for the default namespace.
         """
         namespace = self.default_namespace if name is None else self.namespaces.get(name)
         if namespace is not None:
@@ -304,31 +304,30 @@ class Server:
         if self.settings.token_file is not None or changed & TOKEN_SETTINGS:
             self._reload_tokens()
 
-    def _reload_settings(self, read: Settings) -> frozenset[str]:
-        """Use those of the settings that a running server can change. Log each change, and each one that needs a restart.
+    def _reload_settings(self, new_settings: Settings) -> frozenset[str]:
+        """Apply the changed settings that a running server can change, and return their flat names. Log all changes.
 
-        Return the flat names of the settings that changed. Raises ValueError, and changes nothing, if the certificates or
-        the tokens of the new settings are invalid.
+        Raises ValueError, and changes nothing, if the certificates or the tokens of the new settings are invalid.
         """
-        used, wanted = self.settings.options(), read.options()
-        changes = frozenset(name for name in used if used[name] != wanted[name])
-        effective = changes & RELOADABLE - self._fixed_settings(used, wanted)
-        settings = Settings.from_options(**used | {name: wanted[name] for name in effective})
-        if effective & TLS_FILES:
-            make_tls_contexts(settings.tls)
-        if effective & TOKEN_SETTINGS:
+        used, wanted = self.settings.options(), new_settings.options()
+        changed = frozenset(name for name in used if used[name] != wanted[name])
+        applied = changed & RELOADABLE - self._fixed_settings(used, wanted)
+        settings = Settings.from_options(**used | {name: wanted[name] for name in applied})
+        if applied & TLS_FILES:
+            make_tls_contexts(settings.tls)  # raises ValueError for invalid files
+        if applied & TOKEN_SETTINGS:
             requires_certificates = settings.tls.ca is not None
             AccessControl.load(settings.token, settings.token_file, certificates_required=requires_certificates)
         self._use_settings(settings)
-        for name in sorted(changes):
+        for name in sorted(changed):
             values = {} if name in SECRETS else {"previous": used[name], "value": wanted[name]}
-            if name in effective:
+            if name in applied:
                 log.info("setting changed", setting=file_key(name), **values)
             else:
                 log.warning("setting not changed, it needs a restart", setting=file_key(name), **values)
-        if not changes:
+        if not changed:
             log.info("configuration reloaded, no setting has changed")
-        return effective
+        return applied
 
     @staticmethod
     def _fixed_settings(used: dict[str, Any], wanted: dict[str, Any]) -> frozenset[str]:
@@ -341,7 +340,7 @@ class Server:
         return frozenset[str]().union(*(group for group, names in groups if has(used, *names) != has(wanted, *names)))
 
     def _use_settings(self, settings: Settings) -> None:
-        """Apply settings that differ from the current ones only in what a running server can change."""
+        """Apply settings whose differences from the current ones a running server can apply."""
         previous, self.settings = self.settings, settings
         if settings.log_level != previous.log_level:
             logs.set_level(settings.log_level)
@@ -351,7 +350,7 @@ class Server:
                 namespace.set_slow_wait(settings.slow_wait * 1000)
 
     def _reload_certificates(self) -> None:
-        """Read the certificates again; new connections use them."""
+        """Read the certificates again, for new connections."""
         if self.tls is None:
             return
         try:
@@ -386,8 +385,8 @@ class Server:
 
     def _on_sighup(self) -> None:
         """Reload, and report the start and the end of the reload to systemd."""
-        # Before a leader is known, systemd still waits for the end of the start: READY would be too early. While the server
-        # stops, READY would be wrong.
+        # `ready` must follow `reloading`. But before a leader is known, READY would report the end of the start too early, and
+        # while the server stops, READY would be wrong.
         is_ready = self._ready.is_set() and not self._stopped.is_set()
         service_manager = self._service_manager if is_ready else None
         if service_manager is not None:
@@ -433,7 +432,7 @@ class Server:
         return [path for path in (self.settings.token_file, tls.cert, tls.key, tls.ca) if path is not None]
 
     async def _serve_until_stopped(self) -> int:
-        """Start, wait until the server is to stop, and stop. Return the exit status."""
+        """Start, wait for `_stopped`, and stop. Return the exit status."""
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -509,14 +508,14 @@ def make_stores(settings: Settings) -> list[Store]:
 
 
 def make_lock_order(settings: Settings, earlier: LockOrder | None) -> LockOrder | None:
-    """Return the analysis of the lock order of a namespace: `earlier`, or a new one. None if the settings turn it off."""
+    """Return `earlier` or a new analysis of the lock order of a namespace, or None if the settings turn the analysis off."""
     if settings.lock_order != "on":
         return None
     return earlier or LockOrder(parse_rules(settings.lock_order_rules or ""))
 
 
 def make_history(settings: Settings, namespace: str) -> History | None:
-    """Return the recording of the history of a namespace; None if the settings have no directory for it.
+    """Return the recording of the history of a namespace, or None if the settings have no directory for it.
 
     Raises ValueError if the directory cannot be created or written.
     """

@@ -40,7 +40,7 @@ class Due(Enum):
 class Commits:
     """Sends batches to the store, and measures how long a commit takes and how long the leader is idle.
 
-    The lease of a store in memory does not expire, and its batches are never sent.
+    With a store in memory, no batch is sent and the lease does not expire.
     """
 
     def __init__(
@@ -75,8 +75,7 @@ class Commits:
         """Send the changes of the batch to the store, with the high-water mark of ids. `now` is the lock manager's time (ms).
 
         The store calls `done`, which must call `end`. More ids are reserved once half of the last reservation is used. A later
-        leader never assigns a reserved id. So an id may be sent to its client in `queued` although the request itself is not
-        stored.
+        leader never assigns a reserved id, so `queued` may contain the id of a request that is not stored.
         """
         next_id = self._manager.next_id
         if next_id > self.ids_reserved_below - ID_RESERVATION // 2:
@@ -87,9 +86,9 @@ class Commits:
         self._store.commit(Batch(changes, self.ids_reserved_below, self._manager.next_fence, now), done)
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """Record that the store has acknowledged the commit in flight, or reported an `error`.
+        """Record the end of the commit in flight, and return why it failed, or None if the store has acknowledged it.
 
-        Return the error, or LeadershipLost if the commit took longer than the lease.
+        `error` is what the store has reported. A commit that took longer than the lease fails with LeadershipLost.
         """
         self.in_flight = self.store_unavailable = False
         took_s = self._loop.time() - self._sent_at
@@ -102,10 +101,10 @@ class Commits:
         return error
 
     def check(self) -> Due:
-        """Return what is due. Raises LeadershipLost if the commit in flight has exceeded the lease."""
+        """Return what is due. A commit that exceeds the store timeout is reported once. Raises LeadershipLost after the lease."""
         since_commit_s = self._loop.time() - self._sent_at
         if not self.in_flight:
-            # The next check would be too late.
+            # A heartbeat that waits for the next check would be too late.
             return Due.HEARTBEAT if since_commit_s >= self._heartbeat_s - self.tick_s else Due.NOTHING
         if since_commit_s > self._lease_s:
             raise LeadershipLost(f"no commit was acknowledged within the lease of {self._lease_s:g} s")

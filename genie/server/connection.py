@@ -51,7 +51,8 @@ KEEPALIVE_IDLE_S = 15
 With the kernel's default of two hours, the locks that end with the connection would stay held for that time."""
 
 FindHandler = Callable[[str | None], CommandHandler | RequestRejected]
-"""Returns the handler of the namespace that a `hello` names, of the default one for None; an error for an unknown namespace."""
+"""Returns the handler of the namespace that a `hello` names, or of the default namespace for None. Returns an error for an
+unknown namespace."""
 
 
 class Connection(Peer, asyncio.Protocol):
@@ -64,12 +65,12 @@ class Connection(Peer, asyncio.Protocol):
     __slots__ = (
         "_admission",
         "_authenticator",
+        "_discarded_bytes",
         "_eof",
         "_find_handler",
         "_handshake",
         "_limits",
         "_lines",
-        "_lingered",
         "_lingers_until",
         "_max_whole_bytes",
         "_partial_bytes",
@@ -101,7 +102,7 @@ class Connection(Peer, asyncio.Protocol):
         self._handshake: Handshake | None = None
         """The authentication in progress, which the first line completes."""
         self.certificate: str | None = None
-        """The name in the client's verified certificate; None if a token authenticated the client."""
+        """The name in the client's verified certificate. None without a certificate, or if a token authenticated the client."""
         self._transport: asyncio.Transport | None = None
         self._lines = LineReader(limits.max_line)
         """Splits the input into lines, and keeps the incomplete last line."""
@@ -116,9 +117,9 @@ class Connection(Peer, asyncio.Protocol):
         self._eof = False
         """Whether the client closed its sending side (half-close)."""
         self._lingers_until = 0.0
-        """Event-loop time until which the closing connection lingers; 0 if it does not linger."""
-        self._lingered = 0
-        """Bytes discarded while the connection lingered."""
+        """Event-loop time until which the closing connection lingers. 0 if it does not linger."""
+        self._discarded_bytes = 0
+        """Bytes that were received and discarded while the connection was closing."""
 
     # -- the event loop's callbacks -----------------------------------------------------------------------
 
@@ -156,16 +157,16 @@ class Connection(Peer, asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Process received bytes: discard them, or submit the lines that they complete. Before the connection is READY, in turns."""
+        """Discard received bytes while closing. Before the connection is READY, wait for a turn. Otherwise process the bytes."""
         if self.closing:
-            self._lingered += len(data)
-            if self._lingers_until and self._lingered > MAX_LINGER_BYTES and self._transport is not None:
+            self._discarded_bytes += len(data)
+            if self._lingers_until and self._discarded_bytes > MAX_LINGER_BYTES and self._transport is not None:
                 self._transport.close()
         elif self.state is READY or self._postponed_lines is not None:
             self._process(data)
         elif self._postponed_input:  # TLS may deliver input received earlier
             self._postponed_input += data
-        elif self._admission.opening_turns.have_time:
+        elif self._admission.opening_turns.has_time:
             self._admission.opening_turns.run(partial(self._process, data))
         else:
             self._postponed_input += data
@@ -173,7 +174,7 @@ class Connection(Peer, asyncio.Protocol):
             self._admission.opening_turns.postpone(self._process_postponed_input)
 
     def _process_postponed_input(self) -> None:
-        """Process what was read before the connection is READY, in its turn."""
+        """Process the postponed input, because it is its turn."""
         data = bytes(self._postponed_input)
         self._postponed_input.clear()
         if not self.closed and not self.closing:
@@ -197,6 +198,7 @@ class Connection(Peer, asyncio.Protocol):
             self.handler.submit(self, lines, len(data))
         if (self._lines.partial or self._partial_bytes) and not self.closing:
             self._partial_bytes = len(self._lines.partial)
+            # `UnsplitLines` contain at least one line. If a line was completed, the incomplete line is a new one.
             is_new = type(completed) is not list or bool(completed)
             self._admission.partial_lines.update(self, self._partial_bytes, new=is_new)
 
@@ -224,13 +226,11 @@ class Connection(Peer, asyncio.Protocol):
         self._admission.leave(self)
         if self._handshake is not None:
             self._handshake.stop_timer()
-            self._handshake = (
-                None  # its timer refers to the connection: only the garbage collector would free the cycle
-            )
+            self._handshake = None  # breaks a reference cycle: the timer refers to the connection
         if self.state is not ConnectionState.AUTHENTICATING:
             self.handler.on_disconnect(self)
         else:
-            self.session.dispose()  # it refers to the connection, too, and no handler knows it
+            self.session.dispose()  # the handler does not know the connection
 
     def pause_writing(self) -> None:
         """Stop reading commands (back pressure), because the client does not read its messages."""
@@ -362,18 +362,18 @@ class Connection(Peer, asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _end_lingering(self, lingered: int) -> None:
-        """Close a lingering connection that is idle or whose time is over; otherwise check again later.
+    def _end_lingering(self, previously_discarded: int) -> None:
+        """Close a lingering connection that is idle or whose time is over. Otherwise check again later.
 
-        `lingered`: the bytes that were discarded until the last check. If the number has not changed, the connection is idle.
+        `previously_discarded` is `_discarded_bytes` at the last check. If it has not changed, the connection is idle.
         """
         transport, loop = self._transport, asyncio.get_running_loop()
         if transport is None or transport.is_closing():
             return
-        if self._lingered == lingered or loop.time() >= self._lingers_until:
+        if self._discarded_bytes == previously_discarded or loop.time() >= self._lingers_until:
             transport.close()
         else:
-            loop.call_later(LINGER_IDLE_S, self._end_lingering, self._lingered)
+            loop.call_later(LINGER_IDLE_S, self._end_lingering, self._discarded_bytes)
 
     def _submit_end(self, error: RequestRejected | None = None) -> None:
         """Accept no further input, and close the connection after the replies to the commands that were read.
@@ -413,9 +413,9 @@ class Connection(Peer, asyncio.Protocol):
     # -- authentication -----------------------------------------------------------------------------------
 
     def _receive_before_ready(self, data: bytes) -> bytes:
-        """Authenticate a connection that is not READY, or detect a TLS client on a port without TLS.
+        """Return the bytes that may be processed as lines, or b"" if there are none yet.
 
-        Return the bytes that may be processed as lines; b"" if there are none yet.
+        Authenticates the client if necessary, and rejects a TLS client on a port without TLS.
         """
         if self._handshake is not None:
             data = self._authenticate(self._handshake, data)
@@ -427,7 +427,7 @@ class Connection(Peer, asyncio.Protocol):
         return b"" if self.closing else data
 
     def _authenticate(self, handshake: Handshake, data: bytes) -> bytes:
-        """Pass received bytes to the handshake. Return all bytes received so far once the client is authenticated, else b""."""
+        """Pass received bytes to the handshake. Return all bytes received so far if the client is authenticated, else b""."""
         outcome = handshake.receive(data)
         if outcome is None:
             self._admission.partial_lines.update(self, len(handshake.received), new=False)

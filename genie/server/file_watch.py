@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 
 Fingerprint = tuple[int, int, int] | None
-"""Inode, time of modification and size of a file; None if it cannot be read."""
+"""Inode, time of modification and size of a file. None if the file cannot be read."""
 
 
 class FileWatch:

@@ -33,11 +33,11 @@ class FollowerHandler:
         """Returns the role of this server, which the error of each rejected command names."""
         self._scheduler = CommandScheduler(max_bytes)
         self._scheduled: asyncio.Handle | None = None
-        """The scheduled rejection of the next batch; None if no commands are queued."""
+        """The scheduled rejection of the next batch. None if no commands are queued."""
         self._leader_handler: CommandHandler | None = None
         """The pipeline to which the connections of `_awaiting_handover` are handed over, while this server leads."""
         self._awaiting_handover: dict[Peer, Connection] = {}
-        """Connections whose queued commands must be rejected before the handover. A peer, mapped to itself as a `Connection`."""
+        """Connections whose queued commands must be rejected before the handover. Each is mapped to itself, for its type."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands and reject one batch immediately. The rest is rejected after other connections were read."""
@@ -64,7 +64,7 @@ class FollowerHandler:
         self._awaiting_handover.clear()
 
     def on_disconnect(self, connection: Peer) -> None:
-        """Drop the references to a lost connection, that of its session, too. A follower has no requests to release."""
+        """Drop all references to a lost connection. A follower has no requests to release."""
         self._awaiting_handover.pop(connection, None)
         connection.session.dispose()
 
@@ -77,7 +77,7 @@ class FollowerHandler:
         self._scheduled = asyncio.get_running_loop().call_soon(self._run) if self._scheduler else None
 
     def _reject(self, connection: Peer, items: Iterator[Item]) -> None:
-        """Send `unavailable` for each command. Hand the connection over after its last queued command if this server leads now."""
+        """Send `unavailable` for each command. After the last queued command, hand the connection over if this server leads."""
         role = self._read_role()
         leader = role.leader if isinstance(role, Following) else None
         reason = f"this server does not lead the namespace {self._namespace!r}; {_describe_leader(role)}"

@@ -61,7 +61,7 @@ class AdmissionControl(Generic[C]):
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._open: dict[C, str | None] = {}
-        """Open connections with their addresses; None for a rejected connection, which does not count."""
+        """The address of each open connection. None for a rejected connection, which does not count."""
         self._rejected_count = 0
         """Number of open connections that were rejected."""
         self._handshakes: dict[Hashable, str] = {}
@@ -71,7 +71,7 @@ class AdmissionControl(Generic[C]):
         self._by_address: Counter[str] = Counter()
         """Number of connections and handshakes, by client address."""
         self.unread_output = UnreadOutput(limits.max_unread_total)
-        """What clients do not read, and its limits."""
+        """The output that clients have not read, and its limits."""
         self.partial_lines = PartialLines(limits.max_partial)
         """The incomplete lines of all connections, and their limits."""
         self.opening_turns = OpeningTurns()
@@ -88,10 +88,7 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection and return None. If it exceeds a limit, register it as rejected instead.
-
-        Return the error text for a rejected connection.
-        """
+        """Count an established connection and return None. If it exceeds a limit, mark it as rejected and return the error text."""
         reason = self._limit_exceeded(address)
         if reason is None:
             self._open[connection] = address
@@ -116,10 +113,9 @@ class AdmissionControl(Generic[C]):
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:
-        """Count a TLS handshake until it ends; after that, `admit` counts the established connection.
+        """Count a TLS handshake until `end_handshake`. Return False if the caller must close the socket instead.
 
-        A few handshakes beyond the limits may complete, so that their clients receive the error over TLS. Return False if
-        there are already too many: then the caller must close the socket.
+        A few handshakes beyond the limits may complete, so that their clients receive the error over TLS.
         """
         if self._limit_exceeded(address) is None:
             self._handshakes[handshake] = address
@@ -149,7 +145,7 @@ class AdmissionControl(Generic[C]):
         return None
 
     def _release(self, address: str | None) -> None:
-        """Decrement the number of connections from an address. Do nothing for None: the connection was not counted."""
+        """Decrement the number of connections from an address. Do nothing for None, the address of a rejected connection."""
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:
@@ -176,7 +172,7 @@ class TlsListener(Generic[C]):
         self._admission = admission
         self._make_connection = make_connection
         self._sock: socket.socket | None = None
-        """The listening socket; None before `listen`."""
+        """The listening socket. None before `listen`."""
         self._accepting: asyncio.Task[None] | None = None
         """The task that accepts connections."""
         self._handshakes: set[asyncio.Task[None]] = set()

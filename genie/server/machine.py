@@ -42,7 +42,7 @@ class Machine:
         return sock
 
     def lock_address(self, address: tuple[str, int]) -> socket.socket | None:
-        """Lock an address against other servers that are starting. Raises OSError if another server has locked it.
+        """Lock an address against other servers that are starting, and return the lock. Raises OSError if it is locked.
 
         A server binds its address, loads the store, and only then listens. Until the first server listens, Linux lets a
         second server bind the same address, because both set SO_REUSEADDR for quick restarts. The second server would then

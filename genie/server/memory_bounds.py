@@ -75,12 +75,12 @@ LOCK_ORDER_BYTES: Final = (
 class Bound:
     """What one limit bounds: the memory of all objects that it counts.
 
-    `value` is a number of objects of `each` bytes. `per_namespace`: each namespace can take as much.
+    `value` is a number of objects of `each` bytes. With `per_namespace`, each namespace can take as much.
     """
 
     what: str
     setting: str | None
-    """The flat name of the setting; None if the limit is fixed."""
+    """The flat name of the setting. None if the limit is fixed."""
     value: int
     each: int
     per_namespace: bool = False
@@ -125,7 +125,7 @@ def total_bytes(settings: Settings) -> int:
 
 
 def principal_share(settings: Settings) -> dict[str, int]:
-    """Return how much of what all clients have together one principal can have, if clients need a token."""
+    """Return the greatest amount of each bounded total that one principal can have, if clients need a token."""
     limits = settings.limits
     part = limits.principal_share
     return {

@@ -59,7 +59,7 @@ class Monitor:
         """Returns the pipeline of the namespace while this server leads, else None."""
 
     def set_slow_wait(self, slow_wait_ms: float) -> None:
-        """Set how long a request waits before it is logged; 0: never."""
+        """Set the wait (ms) after which a request is logged. 0 disables the log of slow waits."""
         self._slow_wait_ms = slow_wait_ms
         self._stats.tracks_recent_waiters = slow_wait_ms > 0
         if not slow_wait_ms:
@@ -83,10 +83,10 @@ class Monitor:
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
     def _log_slow_waits(self, pipeline: Pipeline) -> None:
-        """Log each request once that has waited for `slow_wait_ms`: at most `MAX_LOGGED_EVENTS` in a sample.
+        """Log each request that has waited for `slow_wait_ms`, once, and at most `MAX_LOGGED_EVENTS` of them in a sample.
 
-        Reads at most `MAX_READ_WAITERS`: the next sample reads the others. They are in order of arrival, so the search ends at the
-        first request that has waited for less time.
+        Reads at most `MAX_READ_WAITERS` requests, and leaves the others to the next sample. The requests are in order of arrival,
+        so the search ends at the first request that has waited for less time.
         """
         recent, now = self._stats.recent_waiters, pipeline.now
         first = islice(recent.values(), MAX_READ_WAITERS)
@@ -109,7 +109,7 @@ class Monitor:
             self._log.warning("deadlock log entries omitted", count=count - MAX_LOGGED_EVENTS, limit=MAX_LOGGED_EVENTS)
 
     def _log_inversions(self) -> None:
-        """Log each new inversion of the lock order. Their number is limited (`MAX_INVERSIONS`)."""
+        """Log each new inversion of the lock order. `MAX_INVERSIONS` limits their number."""
         for inversion in () if self._lock_order is None else self._lock_order.inversions.take_unreported():
             fields = {"kind": inversion.kind.value, "classes": inversion.classes, "offender": inversion.offender}
             self._log.warning("lock order inversion", **fields, edges=[_edge_fields(edge) for edge in inversion.edges])
@@ -179,6 +179,6 @@ def _step_fields(wait: Wait) -> dict[str, Any]:
 
 
 def _context_fields(context: Context) -> dict[str, str]:
-    """Return the log fields of what a client said about its request."""
+    """Return the log fields of the context of a request: its note and its trace."""
     fields = {"note": context.note, "traceparent": context.traceparent}
     return {name: value for name, value in fields.items() if value is not None}

@@ -67,10 +67,10 @@ class Namespace:
         self.store = store
         self.stats = Stats()
         self.lock_order = lock_order
-        """The lock order that this server has observed as leader since its start; None if the analysis is off."""
+        """The lock order that this server has observed as leader since its start. None if the analysis is off."""
         self.history = history
-        """The recording of this namespace; None if the history is off."""
-        self._draining = False
+        """The recording of this namespace. None if the history is off."""
+        self._is_shutting_down = False
         """Whether the server is shutting down."""
         self._role_loop: asyncio.Task[None] | None = None
         """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
@@ -78,16 +78,16 @@ class Namespace:
         self._clean_up: asyncio.Task[None] | None = None
         """Archives and deletes files of the history while the server runs."""
         self._monitor: Monitor | None = None
-        """None without `observe`."""
+        """Samples the namespace. None before `observe`."""
         self.pipeline: Pipeline | None = None
         """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is known,
         because the store may need a snapshot of its state."""
         self._role: Role = Starting()
-        """What this server does in the namespace, except that it shuts down (`_draining`)."""
+        """The role of this server in the namespace. During a shutdown (`_is_shutting_down`) it does not become `Stopping`."""
         self._led_until = 0.0
         """When this server last stopped leading (event-loop time)."""
         self.store_memory: StoreMemory | None = None
-        """The memory of the store when this server, as leader, last read it; None on a follower, or if the store does not tell it."""
+        """The memory of the store when this server, as leader, last read it. None on a follower, or if the store does not report it."""
         self._settings = settings
         self._machine = machine
         self._admission = admission
@@ -96,9 +96,9 @@ class Namespace:
         """The clients inside this process that wait for a reply."""
         self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role)
         self._leadership_lost = asyncio.Event()
-        """Set when this server has lost leadership; cleared when it leads again."""
+        """Set when this server has lost leadership, and cleared when it leads again."""
         self._failure: BaseException | None = None
-        """The defect that ended the pipeline; the role loop raises it."""
+        """The defect that ended the pipeline, which the role loop raises."""
 
     def start(self, node: Node) -> asyncio.Task[None]:
         """Start the role loop: follow the leader, and compete for leadership if there is none."""
@@ -117,13 +117,13 @@ class Namespace:
         )
 
     def set_slow_wait(self, slow_wait_ms: float) -> None:
-        """Set how long a request waits before it is logged; 0: never."""
+        """Set the wait (ms) after which a request is logged. 0 disables the log of slow waits."""
         if self._monitor is not None:
             self._monitor.set_slow_wait(slow_wait_ms)
 
     def begin_shutdown(self) -> None:
         """Report the role as `stopping` from now on."""
-        self._draining = True
+        self._is_shutting_down = True
 
     @property
     def handler(self) -> CommandHandler:
@@ -134,8 +134,8 @@ class Namespace:
 
     @property
     def state(self) -> Role:
-        """What this server does in the namespace."""
-        return Stopping() if self._draining else self._role
+        """The role of this server in the namespace."""
+        return Stopping() if self._is_shutting_down else self._role
 
     @property
     def role(self) -> str:
@@ -154,7 +154,7 @@ class Namespace:
 
     @property
     def outage(self) -> StoreOutage | None:
-        """The interruption of the store, because of which this server can neither lead nor follow; None if there is none."""
+        """The interruption of the store that keeps this server from leading and from following, or None."""
         if isinstance(self._role, StoreUnavailable):
             return self._role.outage
         if self.is_leader and not self._current_pipeline.store_available:
@@ -163,7 +163,7 @@ class Namespace:
 
     @property
     def store_unavailable_since(self) -> float | None:
-        """Unix time at which the interruption of the store began; None if there is none."""
+        """Unix time at which the interruption of the store began, or None if the store is available."""
         outage = self.outage
         return None if outage is None else time.time() - (asyncio.get_running_loop().time() - outage.since)
 
@@ -186,7 +186,7 @@ class Namespace:
 
     @property
     def manager(self) -> LockManager | None:
-        """The lock manager of a leader; None on a follower."""
+        """The lock manager of a leader. None on a follower."""
         return self.pipeline.manager if self.is_leader and self.pipeline is not None else None
 
     @property
@@ -196,7 +196,7 @@ class Namespace:
 
     @property
     def last_manager(self) -> LockManager | None:
-        """The lock manager of a leader. After leadership is lost, the last one, until the next leader is known; else None."""
+        """The lock manager of a leader, or of the last leadership of this server until the next leader is known, or None."""
         return None if self.pipeline is None else self.pipeline.manager
 
     @property
@@ -208,12 +208,12 @@ class Namespace:
 
     @property
     def sessions(self) -> int:
-        """Number of sessions, with and without a connection, in the state of `last_manager`; 0 on a follower."""
+        """Number of sessions, with and without a connection, in the state of `last_manager`. 0 without such a state."""
         return 0 if self.pipeline is None else self.pipeline.session_count
 
     @property
     def state_bytes(self) -> int:
-        """The size of the state of `last_manager`, which `max_state` bounds; 0 on a follower."""
+        """The size in bytes of the state of `last_manager`, which `max_state` bounds. 0 without such a state."""
         return 0 if self.pipeline is None else self.pipeline.state_bytes
 
     async def execute(self, line: bytes) -> bytes:
@@ -252,10 +252,7 @@ class Namespace:
         return self.pipeline
 
     def _on_role_changed(self, role: FollowerRole) -> None:
-        """Use the role that the store reports: redirect clients to the leader, or tell them that there is none.
-
-        Once the leader is known, the state of this server's last leadership is freed.
-        """
+        """Use the role that the store reports. Once a leader is known, free the state of this server's last leadership."""
         previous_leader, was_waiting = self.leader, isinstance(self._role, Waiting)
         self._role = role
         if isinstance(role, Waiting) and not was_waiting and not self._ready.is_set():
@@ -296,8 +293,8 @@ class Namespace:
     def _make_pipeline(self, state: StateMachine) -> Pipeline:
         """Return a pipeline for the replicated state. The clock of the pipeline continues the previous leader's clock.
 
-        It is not the event loop's clock, which uvloop reads once per iteration and truncates to ms: a lock would end up to
-        1 ms early for a client that counts its timeout from the moment at which it sent the request.
+        The event loop's clock is not used, because uvloop reads it once per iteration and truncates it to ms. A lock would end
+        up to 1 ms early for a client that counts its timeout from the moment at which it sent the request.
         """
         settings = self._settings
         manager, offset_ms = state.manager, state.clock_ms - time.monotonic() * 1000

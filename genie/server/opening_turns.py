@@ -1,4 +1,4 @@
-"""Turns for the input of connections that are not READY, which no scheduler queues: only some of it in each iteration of the event loop."""
+"""Turns for the input of connections that are not READY yet. No scheduler queues this input, so its time is limited here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable
 
 OPENING_BATCH_S = 0.005
-"""Seconds for the input of these connections in one iteration of the event loop. The last input may exceed it."""
+"""Seconds for the input of all connections that are not READY, in one iteration of the event loop. The last input may exceed
+this time."""
 
 
 class OpeningTurns:
-    """Processes input at once until it has taken `OPENING_BATCH_S`. Then the rest waits for later iterations of the event loop.
+    """Processes input at once for `OPENING_BATCH_S`. Further input waits for later iterations of the event loop.
 
     A first line may have a MiB, and thousands of clients may send their first lines at the same moment.
     """
@@ -20,13 +21,13 @@ class OpeningTurns:
     def __init__(self) -> None:
         self._left_s = OPENING_BATCH_S
         self._waiting: deque[Callable[[], None]] = deque()
-        """What processes the input of connections, in the order of arrival."""
+        """The functions that process the postponed input of connections, in the order of arrival."""
         self._is_scheduled = False
         """Whether `_run_waiting` runs in the next iteration."""
 
     @property
-    def have_time(self) -> bool:
-        """Whether input may be processed now. If not, it must be postponed."""
+    def has_time(self) -> bool:
+        """Whether input may be processed now. Otherwise it must be postponed."""
         return not self._waiting and self._left_s > 0
 
     def run(self, process: Callable[[], None]) -> None:

@@ -52,7 +52,7 @@ class PartialLines:
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
         """Set the bytes of a connection's incomplete line. May close connections.
 
-        `new`: the line started after the last call, so its age starts now.
+        With `new`, the line has started after the last call, so its age starts now.
         """
         self.bytes += size - self._sizes.pop(connection, 0)
         if new or not size:
@@ -84,7 +84,7 @@ class PartialLines:
     def _close_oldest(self) -> None:
         """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next oldest line.
 
-        A line is not too old if the server itself has paused reading: its age starts again.
+        If the server itself has paused reading, the age of a line starts again.
         """
         self._timer = None
         loop = asyncio.get_running_loop()
@@ -99,9 +99,9 @@ class PartialLines:
                 continue
             reason = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
             self._close(connection, RequestRejected(Code.BAD_MESSAGE, reason))
-        if self._started_at:  # the next ones, once other connections were served
-            soonest = next(iter(self._started_at.values()))
-            self._timer = loop.call_later(max(0.0, soonest + MAX_LINE_AGE_S - now), self._close_oldest)
+        if self._started_at:  # the other lines are checked after other connections were served
+            oldest = next(iter(self._started_at.values()))
+            self._timer = loop.call_later(max(0.0, oldest + MAX_LINE_AGE_S - now), self._close_oldest)
 
     def _close(self, connection: LineOwner, rejection: RequestRejected) -> None:
         """Log the reason, and close a connection with an incomplete line."""

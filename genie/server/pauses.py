@@ -35,7 +35,7 @@ class PauseDetector:
         self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
 
     def _check(self) -> None:
-        """Log a pause, if the timer ran late and the process has used little processor time meanwhile."""
+        """Log a pause, if the timer ran late and the process has used little processor time since it was set."""
         late_s, cpu_s = self._machine.elapsed_s() - self._due_at, time.process_time() - self._cpu_s
         if late_s >= MIN_PAUSE_S and cpu_s < late_s / 2:
             reason = "it was stopped, suspended with its machine, or got no processor time"

@@ -93,7 +93,7 @@ class CommandHandler(Protocol):
     """Whether this handler executes commands rather than rejecting them."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size`: the bytes that were read for these commands, 0 for none."""
+        """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands."""
 
     def on_disconnect(self, connection: Peer) -> None:
         """End or keep the requests that are bound to a lost connection."""
@@ -144,9 +144,9 @@ class Peer:
         """Whether `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. The
         connection is then in the notifier's `dirty`."""
         self.deferred: list[bytes] = []
-        """Watch events of stored batches, to be sent a little later, and replies that are after many of them."""
+        """Watch events of stored batches that are sent a little later, and replies that must follow many such events."""
         self.watch_bytes = 0
-        """Bytes of watch events in `outbox` and `deferred`; more than 0 if there are any. May include replies in `outbox`."""
+        """Bytes of watch events in `outbox` and `deferred`. May include replies in `outbox`, but is 0 without watch events."""
         self.write_blocked = False
         """Whether the client does not read its messages, so that much output is buffered."""
         self.closing = False
@@ -199,7 +199,7 @@ class Peer:
 
     @property
     def unread_bytes(self) -> int:
-        """Number of written bytes that the client has not read; 0 if the subclass has no buffer."""
+        """Number of written bytes that the client has not read, or 0 if the subclass has no buffer."""
         return 0
 
     def _write(self, data: bytes) -> None:
@@ -230,7 +230,7 @@ class Peer:
 
 
 def principal_name(connection: Peer) -> str | None:
-    """Return the name of a connection's principal; None if its client needed no token."""
+    """Return the name of a connection's principal, or None if its client needed no token."""
     return None if connection.principal is None else connection.principal.name
 
 

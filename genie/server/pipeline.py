@@ -46,7 +46,7 @@ class DeferredEvents:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._connections: dict[Outbound, bool] = {}
-        """Connections with deferred watch events. True: a connection is closed after they are sent."""
+        """Connections with deferred watch events, and whether each connection is closed after its events are sent."""
 
     def add(self, connection: Outbound) -> None:
         """Send the watch events in the outbox of a connection after `WATCH_FLUSH_INTERVAL_S`."""
@@ -63,11 +63,11 @@ class DeferredEvents:
             connection.finish()
 
     def clear(self) -> None:
-        """Send no deferred event any more."""
+        """Drop all deferred events."""
         self._connections = {}
 
     def _flush(self) -> None:
-        """Send deferred watch events: of some connections in this iteration of the event loop, of the others in the next ones."""
+        """Send the deferred watch events of some connections. Schedule the others for the next iteration of the event loop."""
         size = 0
         for connection in [*islice(self._connections, MAX_FLUSHED_WATCHERS)]:
             if size >= MAX_FLUSHED_BYTES:
@@ -127,12 +127,12 @@ class Pipeline:
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
         self._deferred = DeferredEvents()
         self._only_connection: Peer | None = None
-        """The connection that submitted last, if its input was executed immediately. If it also submits next, it is the only
-        active connection. None after `stop`."""
+        """The connection that submitted last, if its input was executed immediately. If the next input is also from this
+        connection, it is the only active one. None after `stop`."""
         self._scheduled: asyncio.Handle | None = None
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._recorder = recorder
-        """Records the history; None if it is not recorded."""
+        """Records the history. None if the history is off."""
         self._batch_at = 0.0
         """The lock manager's time of the last batch (ms)."""
         self._stopped = False
@@ -142,8 +142,7 @@ class Pipeline:
     # -- input --------------------------------------------------------------------------------------------
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size`: the bytes that were read for these commands, 0 for none.
-
+        """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
         Fast path: the commands of the only active connection are executed immediately instead of being batched. With one
         connection, this saves an iteration of the event loop, and 11 % of the instructions of a cycle with Redis.
 
@@ -186,7 +185,9 @@ class Pipeline:
         if connection is self._only_connection:
             self._only_connection = None
         if self._stopped:
-            if connection.session.key is None:  # otherwise it belongs to the snapshot, and is kept until `dispose`
+            if (
+                connection.session.key is None
+            ):  # a session with a key belongs to the snapshot, and is kept until `dispose`
                 connection.session.dispose()
         else:
             self._scheduler.add(connection, [END_OF_INPUT], size=0)
@@ -233,7 +234,7 @@ class Pipeline:
             self._fail(error)
 
     def _run_scheduled(self) -> None:
-        """Run a batch if there is anything to do; while the store is unavailable, reject the commands instead."""
+        """Run a batch if there is anything to do, or reject the commands while the store is unavailable."""
         self._scheduled = None
         if self._commits.store_unavailable:
             self._run_rejecting()
@@ -322,7 +323,7 @@ class Pipeline:
             self._fail(defect)
             return
         if self._rejecter.postponed:
-            self._rejecter.finish()
+            self._rejecter.queue_postponed()
         if self._light or self._busy or self._slow:
             self._run_batch()
 

@@ -27,7 +27,7 @@ MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
 def reject_item(connection: Peer, item: Item, reason: str = STORE_UNAVAILABLE) -> RequestRejected | None:
     """Return the error for a submitted item that is not executed, or None if the item needs no error.
 
-    If the item is a `hello`, the connection accepts only another `hello` from then on.
+    After a `hello` as the item, the connection accepts only another `hello`.
     """
     if connection.state is DETACHED:
         return None
@@ -37,10 +37,9 @@ def reject_item(connection: Peer, item: Item, reason: str = STORE_UNAVAILABLE) -
 
 
 def unavailable(item: Item, reason: str) -> RequestRejected | None:
-    """Return the error for an item that is not executed.
+    """Return the error for an item that is not executed, or None for a blank line and the end of input.
 
-    The error has the code `unavailable`, unless the line is malformed or the item is an error itself. A blank line and the
-    end of input need no error.
+    The error has the code `unavailable`, unless the line is malformed or the item is an error itself.
     """
     if isinstance(item, bytes):
         if not item or item.isspace():

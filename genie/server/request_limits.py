@@ -10,7 +10,7 @@ from genie.server.state_size import StateSize
 
 
 class RequestLimits:
-    """Checks and charges new requests. After a check it knows for how many of the next requests a check is not needed."""
+    """Checks and charges new requests. After a check, as many requests as have room in any case need no check."""
 
     def __init__(self, manager: LockManager, size: StateSize, limits: Limits) -> None:
         self._manager = manager
@@ -25,12 +25,12 @@ class RequestLimits:
         """A request with a smaller id that is not large, and has no named principal, cannot exceed `max_locks` or `max_state`,
         and the store is not full. The dispatcher sets it to 0 before a request that must be charged."""
         self._short_below_id = 0
-        """The same for requests of named principals, which need only be charged."""
+        """Like `unchecked_below_id`, for requests of named principals, which must be charged but not checked."""
         self.store_full = False
         """Whether the store is out of memory, so that new requests are rejected."""
 
     def check_next(self) -> None:
-        """Check the next request in any case, because there may be less room."""
+        """Require a check of the next request, because there may be less room."""
         self.unchecked_below_id = self._short_below_id = 0
 
     def set_store_full(self, full: bool) -> None:
@@ -39,7 +39,7 @@ class RequestLimits:
         self.check_next()
 
     def charge(self, session: Session, request: Request, lock_count: int, excess: int) -> str:  # noqa: PLR0911 - one for each limit
-        """Charge a request for `lock_count` locks, or return why it is rejected; an empty text if it is not.
+        """Charge a request for `lock_count` locks and return "", or return why the request is rejected.
 
         `excess` is the `excess_bytes` of a large request, else 0.
         """

@@ -70,13 +70,13 @@ class Outbound(Protocol):
 
 
 class SessionEnd:
-    """The requests of a session that ends, which end in slices: first the waiting ones, then the held ones.
+    """The requests of a session that ends, in slices.
 
-    A request that waits is ended even if it is granted before its slice. The requests that stay held without a session are
-    the last ones.
+    First the waiting requests end, then the held requests with `onDisconnect: release`. The other held requests are kept
+    without a session. A request that was waiting ends even if it is granted before its slice.
     """
 
-    __slots__ = ("_kept", "_requests")
+    __slots__ = ("_kept_count", "_requests")
 
     def __init__(self, requests: Iterable[Request]) -> None:
         kept: list[Request] = []
@@ -87,23 +87,23 @@ class SessionEnd:
                 waiting.append(request)
             else:
                 (released if request.release_on_disconnect else kept).append(request)
-        self._kept = len(kept)
+        self._kept_count = len(kept)
         self._requests = kept + released + waiting
-        """The next one is the last."""
+        """In reverse order: the next request is at the end."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
 
     def next_slice(self, max_locks: int) -> tuple[list[Request], list[Request], int]:
-        """Remove and return the next requests: those to end, those to keep, and the number of their locks.
+        """Remove the next requests. Return the requests to end, the requests to keep, and the number of their locks.
 
-        A last request may exceed `max_locks`.
+        The last request of a slice may exceed `max_locks`.
         """
         ended: list[Request] = []
         kept: list[Request] = []
         requests, locks = self._requests, 0
         while requests and locks < max_locks:
-            is_kept = len(requests) <= self._kept
+            is_kept = len(requests) <= self._kept_count
             request = requests.pop()
             if request.state is not ENDED:
                 locks += len(request.exclusive) + len(request.shared)
@@ -112,10 +112,10 @@ class SessionEnd:
 
 
 class StateReport:
-    """The state of a resumed session that its client is still to be sent, in slices.
+    """The state of a resumed session that is still to be sent to its client, in slices.
 
-    First the replies that the client may have missed, then the requests that were live when the session was resumed. The
-    client is notified of each later grant or end at once, so a request that has ended before its slice is omitted.
+    First the replies that the client may have missed, then the requests that were live when the session was resumed. A
+    request that has ended before its slice is omitted, because the client was notified of its end.
     """
 
     __slots__ = ("_replies", "_requests")
@@ -124,15 +124,16 @@ class StateReport:
         self._replies = [*session.unreceived_replies()]
         self._replies.reverse()
         self._requests = [*reversed(session.bound.values())]
-        """The next one is the last, like that of the replies."""
+        """In reverse order like the replies: the next request is at the end."""
 
     def __bool__(self) -> bool:
         return bool(self._replies or self._requests)
 
     def next_slice(self, limit: int) -> tuple[list[RetainedReply], list[Request]]:
-        """Remove and return the next replies and requests: at most `limit` together, with the resources that are listed for them.
+        """Remove and return the next replies and requests, at most `limit` together.
 
-        Only for a request with `anyOf` resources are listed: up to 10,000. A last one may exceed the limit.
+        The resources of a request with `anyOf` count as well, because they are listed: up to 10,000. The last request of a
+        slice may exceed the limit.
         """
         replies = [self._replies.pop() for _ in range(min(limit, len(self._replies)))]
         requests: list[Request] = []
@@ -203,9 +204,9 @@ class Session:
         """Live requests by id. With a key: all. Without a key: only requests that end with the session, because they wait or
         have `onDisconnect: release`."""
         self.ending: SessionEnd | None = None
-        """The requests that are still to be ended, while the session ends."""
+        """The requests that have not ended yet, while the session ends. None otherwise."""
         self.state_report: StateReport | None = None
-        """What the client is still to be sent after it has resumed the session."""
+        """The state that was not sent yet after the client has resumed the session. None if all was sent."""
         self.quiet = False
         """Whether `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None
@@ -219,7 +220,7 @@ class Session:
         """Live requests and retained replies by `ref`."""
 
     def connect(self, connection: Outbound) -> None:
-        """Continue on a connection, whose client is to be sent the state of the session."""
+        """Continue on another connection, and prepare the report of the state to its client."""
         self.connection, self.connected_at, self.state_report = connection, inf, StateReport(self)
 
     def add_queued(self, request: Request) -> None:
@@ -257,7 +258,7 @@ class Session:
             self._refs[reply.ref] = reply
 
     def drop_oldest_reply(self) -> RetainedReply | None:
-        """Drop the oldest retained reply and return it; None if the session retains no reply."""
+        """Drop the oldest retained reply and return it, or return None if the session retains no reply."""
         if not self.retained_replies:
             return None
         reply = self.retained_replies.popleft()
@@ -275,7 +276,7 @@ class Session:
             self._received_until = now - PRESUMED_RECEIVED_MS
 
     def unreceived_replies(self) -> Iterator[RetainedReply]:
-        """Return the replies, oldest first, that the client may not have received before the last connection was lost."""
+        """Return an iterator over the replies, oldest first, that the client may not have received on the last connection."""
         return (reply for reply in self.retained_replies or () if reply.message and reply.at > self._received_until)
 
     def find(self, ref: str) -> Request | RetainedReply | None:
@@ -341,16 +342,16 @@ class SessionTable:
     """All sessions with a key, connected or detached. A session without requests and replies ends with its connection."""
 
     def __init__(self, principal_share: float = 0.5) -> None:
-        """`principal_share`: the part of all retained replies that a named principal can have."""
+        """`principal_share` is the part of all retained replies that a named principal can have."""
         self._principal_share = principal_share
         self.shares: Shares = {}
-        """The bytes of each named principal: of its sessions without a connection, and of what `StateSize` charges."""
+        """Charged bytes by named principal: for its sessions without a connection, and the charges of `StateSize`."""
         self._by_key: dict[str, Session] = {}
         self._detached: dict[int, Session] = {}
         """Detached sessions (those without a connection), by number."""
         self._last_number = 0
         self._replies: defaultdict[str | None, OrderedDict[int, Session]] = defaultdict(OrderedDict)
-        """For each principal: the session that retains the reply to a request, by id of the request, oldest reply first."""
+        """By principal and then by id of the answered request, the session that retains the reply. The oldest reply is first."""
         self._reply_count = 0
         """Number of all retained replies of sessions with a key."""
         self.deadlines = Deadlines()
@@ -364,7 +365,7 @@ class SessionTable:
 
     @property
     def disconnected(self) -> int:
-        """Number of sessions without a connection: the resumable ones, and the ones that only have held requests."""
+        """Number of sessions without a connection: detached sessions, and ended sessions with held requests."""
         return len(self._detached) + self._ended_with_requests
 
     def end_keyless(self, session: Session, principal: str | None) -> None:
@@ -392,7 +393,7 @@ class SessionTable:
             subtract(self.shares, session.principal, SESSION_BYTES)
 
     def raise_reply_limit(self, session: Session, principal: str | None) -> bool:
-        """Let a session without a key retain up to twice as many replies. Return False if it cannot retain any more."""
+        """Raise the reply limit of a session without a key, at most to its double. Return False if nothing can be added."""
         added = min(
             session.reply_limit,
             MAX_RETAINED_REPLIES - session.reply_limit,
@@ -423,7 +424,7 @@ class SessionTable:
         return iter(self._by_key.values())
 
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
-        """Return the session that a secret identifies, and whether the session existed before. Create it if needed.
+        """Return the session that a secret identifies, or a new session, and whether it existed before.
 
         The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost. A session
         that was ending continues with the requests that it still has.
@@ -475,14 +476,13 @@ class SessionTable:
             self.detach(session, now)
 
     def _restored(self, origin: Origin, key: str, principal: str | None) -> Session:
-        """Return the restored session of a loaded request or reply. Create it if needed."""
+        """Return the restored session of a loaded request or reply, or a new one."""
         return self._by_key.get(key) or self._add(Session(None, key, origin.timeout_ms, origin.note, principal))
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
-        """Retain a terminal reply in a session. Drop the oldest replies beyond the limits.
+        """Retain a terminal reply in a session, and drop the oldest replies beyond the limits. Return the ids of their requests.
 
-        One limit is for the session, one for its principal, one for all sessions together. Returns the ids of the requests
-        whose replies were dropped.
+        The session, its principal, and all sessions together have a limit each.
         """
         session.retain(reply)
         principal = session.principal
@@ -500,7 +500,7 @@ class SessionTable:
         return dropped
 
     def remove(self, session: Session) -> list[int]:
-        """Remove a session that has ended, with its retained replies. Return the ids of the requests that these answered."""
+        """Remove an ended session with its retained replies. Return the ids of the requests of these replies."""
         dropped = [id_ for _ in range(len(session.retained_replies or ())) for id_ in self._drop_oldest_reply(session)]
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
@@ -517,10 +517,7 @@ class SessionTable:
             session.dispose()
 
     def _drop_oldest_reply(self, session: Session) -> list[int]:
-        """Drop the oldest retained reply of a session.
-
-        Return a list with the id of the request that it answered; an empty list if the session retains no reply.
-        """
+        """Drop the oldest retained reply of a session, if there is one. Return a list with the id of its request, or an empty list."""
         reply = session.drop_oldest_reply()
         if reply is None:
             return []

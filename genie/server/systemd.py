@@ -28,7 +28,7 @@ class SystemdNotifier:
 
     Args:
         address: the socket's path; an abstract name begins with `@`.
-        watchdog_s: seconds without a WATCHDOG message after which systemd ends the server; None without a watchdog.
+        watchdog_s: seconds without a WATCHDOG message after which systemd ends the server. None without a watchdog.
         read_status: returns the current text of STATUS.
 
     """
@@ -46,7 +46,7 @@ class SystemdNotifier:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str], read_status: Callable[[], str]) -> SystemdNotifier | None:
-        """Return a notifier for the service manager; None if the server was not started by one that wants messages."""
+        """Return a notifier for the service manager, or None if no service manager expects messages of this server."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address:
             return None
@@ -97,7 +97,7 @@ class SystemdNotifier:
 
 
 def _watchdog_timeout_s(environment: Mapping[str, str]) -> float | None:
-    """Return the watchdog timeout; None if systemd expects no watchdog messages of this process."""
+    """Return the watchdog timeout, or None if systemd expects no watchdog messages of this process."""
     timeout_us = environment.get("WATCHDOG_USEC", "")
     if not timeout_us.isdecimal() or int(timeout_us) == 0:
         return None

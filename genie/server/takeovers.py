@@ -23,13 +23,13 @@ TAKEN_OVER: Final = RequestRejected(
 )
 """The last message on a connection whose session was taken over."""
 
-REPEATED: Final = 3
-"""Number of takeovers of one session within `WINDOW_MS` that are logged."""
+MIN_LOGGED_TAKEOVERS: Final = 3
+"""Number of takeovers of one session within `WINDOW_MS` from which on they are logged."""
 WINDOW_MS: Final = 10_000
 LOG_INTERVAL_MS: Final = 10_000
 """Minimum time in ms between two lines of the log."""
 MAX_SESSIONS: Final = 1_000
-"""Number of sessions whose takeovers are remembered. The least recent ones are forgotten."""
+"""Maximum number of sessions whose takeovers are counted. The session with the least recent takeover is dropped."""
 
 
 class Takeovers:
@@ -38,7 +38,7 @@ class Takeovers:
     def __init__(self, namespace: str) -> None:
         self._log = log.bind(namespace=namespace)
         self._recent: OrderedDict[int, tuple[float, int]] = OrderedDict()
-        """For a session number: when its current window began, and the number of takeovers in this window."""
+        """By session number, when the current window began, and the number of takeovers in it."""
         self._logged_at = -inf
 
     def record(self, session: int, notes: tuple[str | None, str | None], principal: str | None, now: float) -> None:
@@ -49,7 +49,7 @@ class Takeovers:
         self._recent[session] = began_at, count + 1
         if len(self._recent) > MAX_SESSIONS:
             self._recent.popitem(last=False)
-        if count + 1 >= REPEATED and now - self._logged_at >= LOG_INTERVAL_MS:
+        if count + 1 >= MIN_LOGGED_TAKEOVERS and now - self._logged_at >= LOG_INTERVAL_MS:
             self._logged_at = now
             optional = {"older_note": notes[0], "newer_note": notes[1], "principal": principal}
             self._log.warning(

@@ -36,7 +36,7 @@ class TlsContexts:
         self._current_admin: ssl.SSLContext
         """The context that was loaded last for the admin port."""
         self.expiry: float | None
-        """Unix time at which the server's certificate expires; None if it cannot be read: a server works without it."""
+        """Unix time at which the server's certificate expires. None if the time cannot be read, which is no error."""
         self.reload(settings)
         self.admin = _make_context(settings, ssl.CERT_OPTIONAL)
         """The context for the admin port, where client certificates are optional. The listener keeps this object, so `reload`
@@ -59,7 +59,7 @@ class TlsContexts:
 
 
 def make_tls_contexts(settings: TlsSettings) -> TlsContexts | None:
-    """Return the TLS contexts; None if no certificate is set. Raises ValueError for inconsistent settings or invalid files."""
+    """Return the TLS contexts, or None if no certificate is set. Raises ValueError for inconsistent settings or invalid files."""
     if settings.cert is None:
         for variable, file in (("GENIE_TLS_KEY", settings.key), ("GENIE_TLS_CA", settings.ca)):
             if file is not None:
@@ -90,7 +90,7 @@ class _Handshake(ssl.SSLObject):
 
     outgoing: ssl.MemoryBIO
     file: int | None
-    """File descriptor of the socket; None if it is unknown."""
+    """File descriptor of the socket. None if it is unknown."""
 
     def do_handshake(self) -> None:
         """Continue the handshake. If it fails, send the TLS alert to the client and raise the error.

@@ -39,7 +39,7 @@ class Rejecter:
         """
         errors: list[RequestRejected] = []
         if self._collect_errors(connection, items, errors):
-            # Otherwise the commands after the `hello` could be executed later, without the session that it requested.
+            # The `hello` is rejected, so later commands must not be executed: they would lack its session.
             for later_items in self._scheduler.take_all(connection):
                 self._collect_errors(connection, later_items, errors)
         had_replies = bool(connection.outbox)
@@ -47,8 +47,11 @@ class Rejecter:
         if had_replies and len(connection.outbox) > MAX_BUFFERED_REPLIES + MAX_BUFFERED_EVENTS:
             connection.abort()
 
-    def finish(self) -> None:
-        """Queue what was postponed, because the store is available again. The state of a session precedes all replies."""
+    def queue_postponed(self) -> None:
+        """Queue the postponed items, because the store is available again.
+
+        The state of a resumed session is queued before the commands of its connection, because it must precede all replies.
+        """
         for connection, item in self.postponed:
             if item is SESSION_STATE:
                 self._scheduler.add_first(connection, item)
@@ -63,7 +66,7 @@ class Rejecter:
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
         """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.
 
-        The end of a connection, and the rest of the state of a session, are kept until the store is available again.
+        The end of a connection, and the rest of the state of a session, are postponed until the store is available again.
         """
         has_hello = False
         for item in items:

@@ -14,7 +14,7 @@ MAX_CLOSED = 100
 
 LOW_WATER_SHARE = 0.9
 """When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
-largest ones, which sorts all of them, runs rarely."""
+largest backlogs, which sorts all of them, runs rarely."""
 
 WRITE_BUFFER_BYTES = 4 << 10
 """Unread bytes of one connection that are not counted. A connection with more is *write-blocked*."""
@@ -33,7 +33,7 @@ class SlowConsumer(Protocol):
 
 @dataclass(slots=True)
 class Backlog:
-    """What a write-blocked connection has not read."""
+    """The unread output of a write-blocked connection."""
 
     bytes: int
     stalled_at: float
@@ -60,7 +60,7 @@ class UnreadOutput:
         return len(self._backlogs)
 
     def add(self, connection: SlowConsumer, size: int) -> None:
-        """Count the output of a connection that is write-blocked from now on, or more output. May close connections."""
+        """Count further output of a write-blocked connection. The first call begins with its whole output. May close connections."""
         backlog = self._backlogs.get(connection)
         if backlog is None:
             loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class UnreadOutput:
             self.bytes -= backlog.bytes
 
     def _count_read(self, connection: SlowConsumer, backlog: Backlog, now: float) -> None:
-        """Subtract what the client has read since the last count."""
+        """Subtract the bytes that the client has read since the last count."""
         unread = connection.unread_bytes
         if unread < backlog.bytes:
             self.bytes -= backlog.bytes - unread
@@ -117,6 +117,6 @@ class UnreadOutput:
         for connection in stalled[:MAX_CLOSED]:
             self._close(connection, f"nothing was read for {MAX_STALL_S:g} s")
         if self._backlogs:
-            soonest = min(backlog.stalled_at for backlog in self._backlogs.values())
-            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(soonest + MAX_STALL_S - now, 1.0)
+            first_stalled_at = min(backlog.stalled_at for backlog in self._backlogs.values())
+            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(first_stalled_at + MAX_STALL_S - now, 1.0)
             self._timer = loop.call_later(delay_s, self._close_stalled)
