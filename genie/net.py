@@ -51,11 +51,9 @@ def parse_port(port: str | int, source: str) -> int:
     return number
 
 
-def ignored_service_link(variable: str, value: str) -> str | None:
-    """Return a warning if the value of a variable for a port is a service link of Kubernetes, which is no setting."""
-    if not value.startswith(SERVICE_LINKS):
-        return None
-    return f"{variable}={value} is ignored: it is a service link of Kubernetes (enableServiceLinks), not a port"
+def is_service_link(value: str) -> bool:
+    """Return whether the value of a variable for a port is a service link of Kubernetes instead of a port."""
+    return value.startswith(SERVICE_LINKS)
 
 
 def format_host_port(host: str, port: int) -> str:

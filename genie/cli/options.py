@@ -24,7 +24,7 @@ from click.core import ParameterSource
 from genie.cli.output import print_message
 from genie.client.config import DEFAULT_HOST, DEFAULT_PORT
 from genie.errors import Code, GenieError, RequestRejected, Unavailable
-from genie.net import ignored_service_link
+from genie.net import is_service_link
 from genie.protocol import diagnostics
 from genie.protocol.limits import MAX_TIMEOUT_MS
 from genie.protocol.resources import EXCLUSIVE, SHARED
@@ -40,9 +40,15 @@ class SourcedOption(click.Option):
     """An option whose error messages name the environment variable if the value came from the variable."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the value of the environment variable; None if it is not set, or is a service link of Kubernetes."""
+        """Return the value of the environment variable, or None if it is not set.
+
+        A service link of Kubernetes in the variable of a port is ignored, with a warning.
+        """
         value = self.read_variable(ctx)
-        return None if value is not None and is_service_link(self, value) else value
+        if value is not None and self.type.name == PortType.name and is_service_link(value):
+            print_message(f"{self.envvar}={value} ignored: it is a Kubernetes service link (enableServiceLinks)")
+            return None
+        return value
 
     def read_variable(self, ctx: click.Context) -> str | None:
         """Return the value of the environment variable; None if it is not set or empty."""
@@ -51,16 +57,6 @@ class SourcedOption(click.Option):
     def get_error_hint(self, ctx: click.Context | None) -> str:
         """Return the name of the option, or of the environment variable that set the option."""
         return f"'{self.opts[0]}'" if ctx is None else f"'{_source(self, ctx)}'"
-
-
-def is_service_link(option: click.Option, value: str) -> bool:
-    """Return whether the variable of a port has the value of a service link of Kubernetes. Prints a warning if so."""
-    warning = None
-    if option.type.name == PortType.name:
-        warning = ignored_service_link(str(option.envvar), value)
-        if warning is not None:
-            print_message(warning)
-    return warning is not None
 
 
 class EmptiableOption(SourcedOption):

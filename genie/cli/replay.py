@@ -51,11 +51,11 @@ def _parse_change(text: str) -> tuple[str, Any]:
 
 
 def _parse_selector(text: str) -> tuple[str, str]:
-    """Return a selector of `--of`, such as `transaction=transfer-*`: the field, and the pattern. Raises click.BadParameter."""
-    name, _, pattern = text.partition("=")
-    if name not in SELECTORS or not pattern:
+    """Parse a value of `--of`, such as `transaction=transfer-*`, into its field and pattern. Raises click.BadParameter."""
+    field, _, pattern = text.partition("=")
+    if field not in SELECTORS or not pattern:
         raise click.BadParameter(f"{text!r}: use transaction=PATTERN, resource=PATTERN or client=PATTERN")
-    return name, pattern
+    return field, pattern
 
 
 @click.command()

@@ -90,9 +90,9 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
 @json_option
 @redis_options
 def check(as_json: bool, url: str, namespace: str) -> None:
-    """Check a namespace without changing it: exit status 0 if it is sound, 1 if not.
+    """Check a namespace without changing it. Servers can keep running.
 
-    Servers may use the namespace meanwhile.
+    Exit status: 0 if the namespace is sound, 1 if it is not, 2 if Redis is unavailable or has no such namespace.
     """
     report = run_async(check_namespace(url, namespace))
     if report is None:
@@ -145,8 +145,8 @@ def _memory(size: int | None) -> str:
 def export(file: Path, url: str, namespace: str) -> None:
     """Write a namespace as JSON lines to FILE, or to standard output.
 
-    Servers may use the namespace meanwhile: the file has its state at one moment. FILE is replaced only when it is
-    complete.
+    Servers can keep running: the file has the state of the namespace at one moment. An existing FILE is replaced only by
+    a complete one.
     """
     header, lines = run_async(export_namespace(url, namespace))
     with _output(file) as output:

@@ -129,14 +129,14 @@ class Lock(LockInfo):
 
         Raises:
             LockLost: if the lock is no longer held.
-            ConnectionLost: if the connection ended before the reply, so that the result is not known.
-            Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
+            ConnectionLost: if the connection ended before the reply. The lock may or may not have been extended.
+            Unavailable: if there was no reply within `response_timeout`. The lock may or may not have been extended.
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # checks `seconds`
+        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # an invalid value is the first error
         self._check_managed()
-        if self._request.state is RequestState.HELD:
+        if self._request.state is RequestState.HELD:  # otherwise `_check_extended` raises LockLost
             await self._connection.call(extend)
         self._check_extended()
 
@@ -714,7 +714,7 @@ class Client:
                             raise TypeError(f"the work must be a coroutine function, not {work!r}")
                         return await running
                 except Deadlock:
-                    pause_s = repetition.on_deadlock(context.locks)
+                    pause_s = repetition.begin_retry(context.locks)
                     if pause_s is None:
                         raise
                 await asyncio.sleep(pause_s)
@@ -766,16 +766,15 @@ class Client:
         await self._connection.call(Ping())
 
     async def release(self, id: int) -> str:
-        """Release a lock, or cancel a waiting request, by its id. Any client may have made the request.
+        """Release a lock or cancel a waiting request by its id, even if another client made the request.
 
-        So a transaction can begin in one service and end in another service. For a lock of this client prefer
-        `lock.release()`.
+        A transaction can thus begin in one service and end in another. For a lock of this client, prefer `lock.release()`.
 
         Returns:
-            The reason why the lock ended: `success`, or another reason if the lock had ended before.
+            Why the request ended: `success` if this call ended it, otherwise the earlier reason.
 
         Raises:
-            RequestRejected: (`unknown-id`) if the server does not know the id.
+            RequestRejected: with the code `unknown-id` if the server does not know the id.
             Unavailable: if the server does not confirm the release within `response_timeout`. The client then retries in
                 the background.
 
@@ -793,8 +792,8 @@ class Client:
             LockLost: if the lock has ended.
             RequestRejected: if the request still waits (`bad-request`), or the server does not know the id
                 (`unknown-id`).
-            ConnectionLost: if the connection ended before the reply, so that the result is not known.
-            Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
+            ConnectionLost: if the connection ended before the reply. The lock may or may not have been extended.
+            Unavailable: if there was no reply within `response_timeout`. The lock may or may not have been extended.
 
         """
         await self._connection.call(Extend(id, to_seconds(seconds, "seconds"), self._connection.find_held_lock(id)))

@@ -191,11 +191,11 @@ class AsyncConnection:
             self._flush_scheduled = True
             self._loop.call_soon(self.flush)
 
-    def _flush_alone_or_soon(self) -> None:
-        """Send a call at once if no task waits for another call; else together with the calls of other tasks.
+    def _flush_now_if_idle(self) -> None:
+        """Send a call at once if no task waits for another call; otherwise send it with the calls of other tasks.
 
-        A task that is alone thereby saves an iteration of the event loop for each call. Of many calls, the first are sent
-        while other tasks make theirs.
+        Sending at once saves an iteration of the event loop for each call of a single task. If many calls are unsent, they
+        are sent while other tasks make further calls.
         """
         if self._waiting_tasks == 0 and not self._flush_scheduled:
             self.flush()
@@ -469,7 +469,7 @@ class AsyncConnection:
         else:
             self.session.send(call, now)
             self.session.calls.limit_wait(call, now)
-        self._flush_alone_or_soon()
+        self._flush_now_if_idle()
 
     def abandon(self, call: Call) -> None:
         """Drop the outcome of a call whose caller was cancelled. A request is also released."""
@@ -491,7 +491,7 @@ class AsyncConnection:
         """
         future = release.future = self._loop.create_future()
         self.session.calls.limit_wait(release, time.monotonic())
-        self._flush_alone_or_soon()
+        self._flush_now_if_idle()
         self._waiting_tasks += 1
         try:
             return cast("str", await future)
@@ -502,16 +502,20 @@ class AsyncConnection:
             self._waiting_tasks -= 1
 
     async def release_one(self, request: Request) -> GenieError | None:
-        """Release one lock, as `release_all` does, with fewer steps: for the end of each block of `client.lock`."""
+        """Release one lock and wait for the reply. Return the error, or None if the lock is no longer held.
+
+        A special case of `release_all` without its lists, because every block of `client.lock` ends with this call. After an
+        error the lock is released again in the background.
+        """
         if self._closed:
             return ConnectionLost("the client was closed")
         now = time.monotonic()
         release = self.session.requests.release(request, now)
-        if release is None:
+        if release is None:  # the lock has ended, is detached, or is being released
             return None
         future = release.future = self._loop.create_future()
         self.session.calls.limit_wait(release, now)
-        self._flush_alone_or_soon()
+        self._flush_now_if_idle()
         self._waiting_tasks += 1
         try:
             await future
@@ -549,7 +553,7 @@ class AsyncConnection:
                 future = release.future = self._loop.create_future()
                 self.session.calls.limit_wait(release, now)
                 waits.append((release, future))
-        self._flush_alone_or_soon()
+        self._flush_now_if_idle()
         self._waiting_tasks += 1
         problem: GenieError | None = None
         for _, future in waits:

@@ -9,12 +9,13 @@ import ssl as ssl_module
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from ssl import SSLContext
 from typing import Literal, NamedTuple, TypeAlias
 
 from genie.client.process import current_process
-from genie.net import format_host_port, ignored_service_link, parse_host_port, parse_port
+from genie.net import format_host_port, is_service_link, parse_host_port, parse_port
 from genie.protocol import diagnostics
 from genie.tls import MIN_VERSION, load_ca, load_certificate
 
@@ -34,9 +35,6 @@ PLAIN, TLS = "genie://", "genies://"
 
 Token: TypeAlias = str | Callable[[], str | None]
 """A token, or a function that returns the present one. It is called for each connection, and must not block."""
-
-_warned_of: set[str] = set()
-"""The warnings of ignored variables that were logged, so that each is logged once in a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +114,22 @@ def parse_addresses(
 
 
 def _environment_port() -> int:
-    """Return the port that GENIE_PORT names, else the default port. Raises ValueError if the variable is no port."""
+    """Return the port in GENIE_PORT, else the default port. Raises ValueError if the variable is not a port."""
     text = os.environ.get("GENIE_PORT") or str(DEFAULT_PORT)
-    warning = ignored_service_link("GENIE_PORT", text)
-    if warning is None:
-        return parse_port(text, "GENIE_PORT")
-    if warning not in _warned_of:
-        _warned_of.add(warning)
-        logger.warning("%s", warning)
-    return DEFAULT_PORT
+    if is_service_link(text):
+        _warn_of_service_link(text)
+        return DEFAULT_PORT
+    return parse_port(text, "GENIE_PORT")
+
+
+@cache
+def _warn_of_service_link(value: str) -> None:
+    """Log that GENIE_PORT is ignored, once for each value."""
+    logger.warning(
+        "GENIE_PORT=%s ignored, using port %d: it is a Kubernetes service link (enableServiceLinks)",
+        value,
+        DEFAULT_PORT,
+    )
 
 
 def _parse_prefixed(text: str, tls: SSLContext | Literal[True] | None) -> Address:
@@ -159,16 +164,18 @@ def tls_context() -> SSLContext:
     """Create a client's TLS context from GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY.
 
     The server's certificate and host name are verified. GENIE_TLS_CA is a PEM file with the trusted CAs. If it is not
-    set, the system's CAs are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own certificate and its key, if
-    the server requires one.
+    set, the system's CAs are trusted. GENIE_TLS_CERT and GENIE_TLS_KEY are the client's certificate and its private key;
+    set them if the server requires client certificates.
 
     Raises:
-        ValueError: if a file is missing or wrong; the message names the variable.
+        ValueError: if a file is missing or invalid, or GENIE_TLS_KEY is set without GENIE_TLS_CERT. The message names the
+            variable.
 
     """
     ca, certificate, key = (os.environ.get(f"GENIE_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
     if key and not certificate:
         raise ValueError("GENIE_TLS_KEY is set without GENIE_TLS_CERT: set the client's certificate, too")
+    # PROTOCOL_TLS_CLIENT loads no CAs, so that only those in GENIE_TLS_CA are trusted. Both contexts verify the host name.
     context = SSLContext(ssl_module.PROTOCOL_TLS_CLIENT) if ca else ssl_module.create_default_context()
     context.minimum_version = MIN_VERSION
     if ca:

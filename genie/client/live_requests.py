@@ -47,12 +47,15 @@ class LiveRequests:
         request.response_deadline = response_deadline
         self.next_timer = min(self.next_timer, response_deadline)
 
-    def set_id(self, request: Request, id: int) -> None:
-        """Store the id that the server has assigned to a request. A request that was sent again may get another id."""
-        if request.id != id:
+    def set_id(self, request: Request, new_id: int) -> None:
+        """Store the id that the server assigned to a request, and drop its previous id.
+
+        A request that is sent again may get a different id.
+        """
+        if request.id != new_id:
             self.by_id.pop(request.id, None)
-            request.id = id
-            self.by_id[id] = request
+            request.id = new_id
+            self.by_id[new_id] = request
 
     def clear_grant(self, request: Request) -> None:
         """Reset the id and the fencing token of a waiting request to unknown (0), because the server may assign new ones."""

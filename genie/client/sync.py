@@ -99,14 +99,14 @@ class Lock(LockInfo):
 
         Raises:
             LockLost: if the lock is no longer held.
-            ConnectionLost: if the connection ended before the reply, so that the result is not known.
-            Unavailable: if no server has answered within `response_timeout`, so that the result is not known.
+            ConnectionLost: if the connection ended before the reply. The lock may or may not have been extended.
+            Unavailable: if there was no reply within `response_timeout`. The lock may or may not have been extended.
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # checks `seconds`
+        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # an invalid value is the first error
         self._check_managed()
-        if self._request.state is RequestState.HELD:
+        if self._request.state is RequestState.HELD:  # otherwise `_check_extended` raises LockLost
             self._connection.call(extend)
         self._check_extended()
 
@@ -545,7 +545,7 @@ class Client:
                             tx.lock(*wanted)
                         return work(tx)
                 except Deadlock:
-                    pause_s = repetition.on_deadlock(context.locks)
+                    pause_s = repetition.begin_retry(context.locks)
                     if pause_s is None:
                         raise
                 time.sleep(pause_s)
@@ -580,9 +580,9 @@ class Client:
         self._connection.call(Ping())
 
     def release(self, id: int) -> str:
-        """Release a lock, or cancel a waiting request, by its id. Any client may have made the request.
+        """Release a lock or cancel a waiting request by its id, even if another client made the request.
 
-        Result and errors are those of `genie.Client.release`. For a lock of this client prefer `lock.release()`.
+        Result and errors are those of `genie.Client.release`. For a lock of this client, prefer `lock.release()`.
         """
         return self._connection.release(Release(id))
 

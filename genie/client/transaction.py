@@ -79,17 +79,20 @@ class Attempts:
             raise ValueError(f"attempts must be at least 1, not {limit!r}")
         self.wanted: dict[str, bool] = {}
         """The names that all attempts have asked for: True for exclusive, False for shared."""
-        self._left = limit
+        self._attempts_left = limit
         self._max_pause_s = MAX_FIRST_PAUSE_S
 
     def wanted_resources(self) -> list[str]:
         """Return what must be locked before the next attempt, as `shared:NAME` or `exclusive:NAME`."""
         return [(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in self.wanted.items()]
 
-    def on_deadlock(self, locks: TransactionLocks) -> float | None:
-        """Return the seconds after which the work is repeated, or None if it must not be."""
-        self._left -= 1
-        if self._left == 0:
+    def begin_retry(self, locks: TransactionLocks) -> float | None:
+        """Use up one attempt after a deadlock. Return the random pause before the next attempt (s), or None if none is left.
+
+        The next attempt first locks all names that earlier attempts asked for, so that it cannot deadlock on their order.
+        """
+        self._attempts_left -= 1
+        if self._attempts_left == 0:
             return None
         for name, exclusive in locks.asked.items():
             self.wanted[name] = exclusive or self.wanted.get(name, False)

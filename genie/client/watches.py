@@ -195,9 +195,9 @@ class Watches:
         self._open_watches: dict[Watch, None] = {}
         """An ordered set of the open watches."""
         self._subscribed_prefixes: set[str] = set()
-        """Prefixes to which the connection is subscribed, or will be after the server has executed a sent `watch`."""
+        """Prefixes of the `watch` commands sent on this connection, without the prefixes that were unsubscribed later."""
         self._unanswered: set[Watch] = set()
-        """Watches that were sent on this connection and have no reply yet, even if they were closed since."""
+        """Watches whose `watch` command has no reply yet. A watch that is closed before the reply stays here until then."""
 
     def __bool__(self) -> bool:
         return bool(self._open_watches)

@@ -275,12 +275,14 @@ MakeMetric = Callable[[str, _Source], Metric | None]
 Read = Callable[[_Source], float | None]
 
 
-def _value(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, read: Read) -> MakeMetric:
+def _value(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, help_text: str, read: Read) -> MakeMetric:
+    """Return a factory of a gauge or counter. There is no metric while `read` returns None."""
+
     def make(namespace: str, source: _Source) -> Metric | None:
         value = read(source)
         if value is None:
             return None
-        family = kind(name, text, labels=[NAMESPACE])
+        family = kind(name, help_text, labels=[NAMESPACE])
         family.add_metric([namespace], value)
         return family
 
@@ -291,11 +293,11 @@ _gauge = partial(_value, GaugeMetricFamily)
 _counter = partial(_value, CounterMetricFamily)
 
 
-def _counters(name: str, text: str, label: str, read: Callable[[Stats], Mapping[str, int]]) -> MakeMetric:
-    """Return a counter with a further label, whose values are the keys of the mapping."""
+def _labelled_counter(name: str, help_text: str, label: str, read: Callable[[Stats], Mapping[str, int]]) -> MakeMetric:
+    """Return a factory of a counter with two labels, the namespace and `label`. `read` returns the count for each label value."""
 
     def make(namespace: str, source: _Source) -> Metric:
-        family = CounterMetricFamily(name, text, labels=[NAMESPACE, label])
+        family = CounterMetricFamily(name, help_text, labels=[NAMESPACE, label])
         for key, count in read(source.stats).items():
             family.add_metric([namespace, key], count)
         return family
@@ -303,11 +305,11 @@ def _counters(name: str, text: str, label: str, read: Callable[[Stats], Mapping[
     return make
 
 
-def _histogram(name: str, text: str, read: Callable[[Stats], Histogram], unit: float = MS) -> MakeMetric:
-    """Return a histogram. Values are divided by `unit`: by default ms become seconds."""
+def _histogram(name: str, help_text: str, read: Callable[[Stats], Histogram], unit: float = MS) -> MakeMetric:
+    """Return a factory of a histogram. Values are divided by `unit`: by default ms become seconds."""
 
     def make(namespace: str, source: _Source) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=[NAMESPACE])
+        family = HistogramMetricFamily(name, help_text, labels=[NAMESPACE])
         family.add_metric([namespace], *_cumulative_buckets(read(source.stats), unit))
         return family
 
@@ -315,7 +317,7 @@ def _histogram(name: str, text: str, read: Callable[[Stats], Histogram], unit: f
 
 
 METRICS: Final[tuple[MakeMetric, ...]] = (
-    _counters(
+    _labelled_counter(
         "genie_requests",
         "Requests by outcome: granted immediately, granted after a wait, or the reason without a grant.",
         "outcome",
@@ -325,7 +327,7 @@ METRICS: Final[tuple[MakeMetric, ...]] = (
         "genie_wait_seconds", "Wait time of requests that were granted after a wait.", lambda stats: stats.waits
     ),
     _histogram("genie_hold_seconds", "Hold time of locks.", lambda stats: stats.holds),
-    _counters(
+    _labelled_counter(
         "genie_holds_lost",
         "Holds that ended other than by a release, by reason.",
         "reason",
@@ -336,7 +338,7 @@ METRICS: Final[tuple[MakeMetric, ...]] = (
         "Requests that were ended because they would have created a deadlock.",
         lambda source: source.stats.deadlocked,
     ),
-    _counters(
+    _labelled_counter(
         "genie_errors",
         "Rejected commands, by error code.",
         "code",

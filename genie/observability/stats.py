@@ -197,18 +197,18 @@ class Stats:
     def record_queued(self, request: Request, table: LockTable) -> None:
         """Count a request that was not granted immediately. If the request waits, also count its conflicts by resource.
 
-        For a request that ended in the same step, the caller also calls `record_ended`.
+        A request that also ended in this step does not wait: `record_ended` counts its conflicts.
         """
         self.queued += 1
         if request.state is WAITING:
             if self.tracks_recent_waiters:
                 self.recent_waiters[request.id] = request
             exclusive = request.exclusive
-            if len(exclusive) == 1 and not request.shared:  # the usual case
+            if len(exclusive) == 1 and not request.shared:  # a request for one resource can only be blocked there
                 self.contention.entry(exclusive[0]).conflicts += 1
             elif not exclusive and len(request.shared) == 1:
                 self.contention.entry(request.shared[0]).conflicts += 1
-            else:
+            else:  # the resources that blocked the request must be known when the wait ends
                 blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
                 self.contention.record_conflict(blocked)
 

@@ -338,17 +338,17 @@ def payload_error(command: str, payload: dict[str, Any]) -> str | None:
     for name in payload:
         if name not in checks:
             return _unknown_field_error(name, checks)
+    # A field that is null counts as omitted.
     given = {name: payload[name] for name in checks if payload.get(name) is not None}
-    for name, rule in REQUIRED_FIELDS.get(command, {}).items():
+    for name, requirement in REQUIRED_FIELDS.get(command, {}).items():
         if name not in given:
-            return f"{name} is missing: it {rule}"
+            return f"{name} is missing: it {requirement}"
     for name, value in given.items():
-        requirement = checks[name](value)
-        if requirement is not None:
-            return f"{name} {requirement}"
-    if command == "release" and not given.keys() & {"id", "ref"}:
-        return "id is missing: give the id of a request, or the ref of a request of this session"
-    return _combination_error(given) if command == "request" else None
+        violated = checks[name](value)
+        if violated is not None:
+            return f"{name} {violated}"
+    combination_error = COMBINATION_CHECKS.get(command)
+    return None if combination_error is None else combination_error(given)
 
 
 def _unknown_field_error(name: str, known: Iterable[str]) -> str:
@@ -358,8 +358,15 @@ def _unknown_field_error(name: str, known: Iterable[str]) -> str:
     return f"unknown field {name[:64]!r}; {hint}"
 
 
-def _combination_error(payload: Mapping[str, Any]) -> str | None:
-    """Check the rules between the fields of a `request`, each of which is valid by itself. Return the error, or None."""
+def _release_combination_error(payload: Mapping[str, Any]) -> str | None:
+    """Return the error if a `release` identifies no request, or None."""
+    if payload.keys() & {"id", "ref"}:
+        return None
+    return "id is missing: give the id of a request, or the ref of a request of this session"
+
+
+def _request_combination_error(payload: Mapping[str, Any]) -> str | None:
+    """Return the error in the combination of the fields of a `request`, each of which is valid by itself, or None."""
     any_of, weights = payload.get("anyOf"), payload.get("weights")
     if any_of is None:
         for name in ("weights", "target"):
@@ -373,6 +380,13 @@ def _combination_error(payload: Mapping[str, Any]) -> str | None:
     if weights is not None and len(weights) != len(any_of):
         return f"weights must have as many entries as anyOf ({len(any_of)}), but has {len(weights)}"
     return None
+
+
+COMBINATION_CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], str | None]]] = {
+    "release": _release_combination_error,
+    "request": _request_combination_error,
+}
+"""The checks of the fields of a command together, after each field was checked by itself."""
 
 
 def _is_deeper_than(value: object, depth: int) -> bool:

@@ -176,7 +176,7 @@ def test_service_links_of_kubernetes_are_ignored_by_every_command(genie: Genie) 
         done = genie_cli(*command, host=address, port=LINK)
         assert done.returncode == 0, done.stderr
         assert done.stderr == (
-            f"genie: GENIE_PORT={LINK} is ignored: it is a service link of Kubernetes (enableServiceLinks), not a port\n"
+            f"genie: GENIE_PORT={LINK} ignored: it is a Kubernetes service link (enableServiceLinks)\n"
         )
     shown = genie_cli("config", "show", "--json", port=LINK, admin_port=LINK, redis_port=LINK)
     assert shown.returncode == 0, shown.stderr

@@ -23,7 +23,7 @@ class Listener:
     def __init__(self, network: Network, factory: Callable[[], asyncio.Protocol], address: tuple[str, int]) -> None:
         self._network = network
         self.factory = factory
-        self.node = NODE.get() or network.outside
+        self.node = NODE.get() or network.external_node
         self.address = address
         self.sockets = (SimSocket(address),)
 
@@ -57,8 +57,8 @@ class Network:
         self.observer = observer or Observer()
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
-        self.outside = loop.create_node("world", "127.0.0.1")
-        """The node of connections that are made outside any other node."""
+        self.external_node = loop.create_node("world", "127.0.0.1")
+        """The node of connections that no other node makes, such as those of a test."""
         self._partitioned: dict[frozenset[str], int] = {}
         """The pairs of hosts that are partitioned from each other, with the number of partitions that have not ended."""
         self._late: list[LateMessages] = []
@@ -78,7 +78,7 @@ class Network:
         Without a `host`, the listener uses the host of the running node. Port 0 selects a free port. Raises OSError if the
         address is in use.
         """
-        node = NODE.get() or self.outside
+        node = NODE.get() or self.external_node
         if not port:
             self._last_port += 1
             port = self._last_port
@@ -96,9 +96,9 @@ class Network:
         Each side creates its protocol when the handshake reaches that side. While the two hosts are partitioned, `connect`
         waits. Raises ConnectionRefusedError if no process listens at the address.
         """
-        node = NODE.get() or self.outside
+        client_node = NODE.get() or self.external_node
         host = "127.0.0.1" if host == "localhost" else host
-        hosts = frozenset((node.host, host))
+        hosts = frozenset((client_node.host, host))
         await asyncio.sleep(self.one_way_delay_s(hosts))
         while self.is_partitioned(hosts):
             healed: asyncio.Future[None] = self.loop.create_future()
@@ -110,7 +110,7 @@ class Network:
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed ('{host}', {port})")
         self._connection_count += 1
         established: asyncio.Future[asyncio.Protocol] = self.loop.create_future()
-        connection = Connection(self, self._connection_count, node, factory, established, listener)
+        connection = Connection(self, self._connection_count, client_node, factory, established, listener)
         self.connections[connection] = None
         self.observer.opened(connection)
         connection.client.out.send(ESTABLISHED)
@@ -288,13 +288,13 @@ class Pipe:
         if self.network.is_partitioned(self.hosts):
             return  # `heal` schedules the delivery
         # A dead node runs no callbacks, but its kernel still takes segments.
-        node = self.network.outside if self.destination.node.dead else self.destination.node
+        node = self.network.external_node if self.destination.node.dead else self.destination.node
         self._timer = self.network.loop.call_at(self.segments[0][0], self._deliver, context=node.context)
 
     def reschedule_delivery(self) -> None:
-        """Replace the timer after the receiving process has ended, because a dead process runs no timers.
+        """Move the delivery timer from the ended process to the simulated kernel, which still receives segments.
 
-        The kernel of the destination still takes the segments.
+        A dead process runs no timers.
         """
         if self._timer is not None:
             self._timer.cancel()

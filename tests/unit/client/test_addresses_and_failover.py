@@ -101,14 +101,14 @@ def test_defaults_come_from_the_environment(monkeypatch):
 
 
 def test_a_service_link_of_kubernetes_is_ignored_with_one_warning(monkeypatch, caplog):
-    monkeypatch.setattr(config, "_warned_of", set())
+    config._warn_of_service_link.cache_clear()
     monkeypatch.setenv("GENIE_PORT", "tcp://10.96.3.4:7077")
     assert parse_addresses("h:1") == [Address("h", 1)]
     assert not caplog.records, "the port is not needed"
     assert parse_addresses("h") == [Address("h", 7077)]
     assert parse_addresses("h") == [Address("h", 7077)]
     assert [record.message for record in caplog.records] == [
-        "GENIE_PORT=tcp://10.96.3.4:7077 is ignored: it is a service link of Kubernetes (enableServiceLinks), not a port"
+        "GENIE_PORT=tcp://10.96.3.4:7077 ignored, using port 7077: it is a Kubernetes service link (enableServiceLinks)"
     ]
 
 
