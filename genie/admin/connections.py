@@ -4,6 +4,9 @@ A connection is *pending* until its first request is complete, with its body. Th
 have a bound of their own, and a further one takes the place of the oldest pending one of the address with the most. So
 clients that send nothing, or slowly, neither use up the open files of the server, nor keep a health check out, even from
 its own address: a health check sends its request at once, long before as many other connections arrive as may be pending.
+
+The input of all connections is parsed in turns, because a chunked body takes a microsecond for each two or three bytes, and a
+client sends it without authentication.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -39,6 +43,44 @@ TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 """Maximum time that a client has to confirm the end of a TLS connection."""
 ACCEPT_RETRY_S: Final = 0.5
 """Pause after `accept` failed, usually because file descriptors or memory are exhausted."""
+MAX_UNPARSED_BYTES: Final = 64 << 10
+"""Input of one connection that waits for its turn. A connection with more is closed: no request is as long."""
+PART_BYTES: Final = 4 << 10
+"""Bytes of the input of one connection that are parsed in one turn."""
+PARSED_BYTES: Final = 12 << 10
+"""Bytes that are parsed in an iteration of the event loop, of all connections. The last part may exceed it."""
+MIN_PART_BYTES: Final = 512
+"""As many bytes a shorter part counts, because a request takes some time however short it is."""
+
+
+class InputTurns:
+    """Parses the input of connections, a bounded number of bytes in each iteration of the event loop.
+
+    `parse` of a connection parses its next part, and returns the bytes of the part and whether more input waits. Connections
+    that have had no turn since their input arrived are first, so a health check does not wait for long input of others.
+    """
+
+    def __init__(self) -> None:
+        self._new: deque[Callable[[], tuple[int, bool]]] = deque()
+        self._begun: deque[Callable[[], tuple[int, bool]]] = deque()
+        """Connections that have had a turn, and have more input."""
+
+    def add(self, parse: Callable[[], tuple[int, bool]]) -> None:
+        """Parse the input of a connection, of which no input waits so far."""
+        if not self._new and not self._begun:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._new.append(parse)
+
+    def _run(self) -> None:
+        left = PARSED_BYTES
+        while left > 0 and (self._new or self._begun):
+            parse = (self._new or self._begun).popleft()
+            size, has_more = parse()
+            left -= max(size, MIN_PART_BYTES)
+            if has_more:
+                self._begun.append(parse)
+        if self._new or self._begun:
+            asyncio.get_running_loop().call_soon(self._run)
 
 
 class Admitted:
@@ -120,6 +162,7 @@ class AdminConnections:
         self._established = _Pool()
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         """The listening sockets. The timer: `accept` failed, and is tried again then."""
+        self.input_turns = InputTurns()
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._established)

@@ -16,7 +16,7 @@ import structlog
 from aiohttp import web
 
 from genie.admin.api import Api
-from genie.admin.connections import MAX_CONNECTIONS, AdminConnections, Admitted
+from genie.admin.connections import MAX_CONNECTIONS, MAX_UNPARSED_BYTES, PART_BYTES, AdminConnections, Admitted
 from genie.admin.endpoints import HEALTH_PATHS, HealthEndpoints, MetricsEndpoint, PageFiles
 from genie.admin.interfaces import ServerView
 from genie.admin.models import DEFECT, JSON, MAX_BODY, ApiError, Problem, encode_small, error_middleware
@@ -35,23 +35,51 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Connection(web.RequestHandler):
-    """A connection that neither logs nor echoes invalid HTTP input, because the input may contain a token."""
+    """A connection that neither logs nor echoes invalid HTTP input, because the input may contain a token.
 
-    __slots__ = ("_connections", "admitted")
+    Compressed bodies are not decompressed, because a body of 256 KiB can become 256 MiB.
+    """
+
+    __slots__ = ("_connections", "_unparsed", "admitted")
 
     def __init__(self, server: web.Server, admitted: Admitted, connections: AdminConnections) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None))
+        super().__init__(
+            server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None), auto_decompress=False
+        )
         self.admitted = admitted
         self._connections = connections
+        self._unparsed = bytearray()
+        """Input that waits for its turn."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle the end of the TLS handshake."""
         if self._connections.opened(self.admitted, cast("asyncio.Transport", transport)):
             super().connection_made(transport)
 
+    def data_received(self, data: bytes) -> None:
+        """Queue input, which is parsed in turns. aiohttp calls this without data to continue with input that it has kept."""
+        if not data:
+            super().data_received(data)
+        elif len(self._unparsed) + len(data) > MAX_UNPARSED_BYTES:
+            self.admitted.abort()
+        else:
+            if not self._unparsed:
+                self._connections.input_turns.add(self._parse)
+            self._unparsed += data
+
+    def _parse(self) -> tuple[int, bool]:
+        """Parse a part of the input. Return its bytes, and whether more input waits."""
+        if self.transport is None or self.transport.is_closing():  # aiohttp fails if a request arrives then
+            return 0, False
+        part = bytes(self._unparsed[:PART_BYTES])
+        del self._unparsed[:PART_BYTES]
+        super().data_received(part)
+        return len(part), bool(self._unparsed)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Handle the end of the connection."""
         self._connections.discard(self.admitted)
+        self._unparsed.clear()
         super().connection_lost(exc)
 
     def handle_error(
@@ -142,6 +170,8 @@ class AdminServer:
         handled, because an orchestrator restarts a server whose health checks fail.
         """
         connection = cast("_Connection", request.protocol).admitted
+        if request.transport is None:  # the connection was lost before this task began
+            raise ConnectionResetError
         try:
             await request.read()
         except web.RequestPayloadError:  # for example a chunk without its length

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import gzip
 import resource
 import socket
 import ssl
@@ -16,9 +18,18 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from aiohttp import web
 
 from genie.admin import AdminServer, connections
-from genie.admin.connections import ACCEPTS_PER_ITERATION, MAX_CONNECTIONS, MAX_PENDING
+from genie.admin.connections import (
+    ACCEPTS_PER_ITERATION,
+    MAX_CONNECTIONS,
+    MAX_PENDING,
+    MAX_UNPARSED_BYTES,
+    PARSED_BYTES,
+    PART_BYTES,
+    Admitted,
+)
 from genie.cli.serve import OTHER_OPEN_FILES
 from genie.config import Settings
 from genie.server.app import Server
@@ -193,6 +204,80 @@ async def test_a_broken_request_is_no_defect_of_the_server(closes: bool, capsys:
             while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0)
     assert "admin request failed" not in capsys.readouterr().out
+
+
+CHUNKS = b"POST /x HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 9_000
+
+
+async def test_long_input_is_parsed_in_turns_after_short_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[int] = [0]
+    parse = web.RequestHandler.data_received
+
+    def record(connection: web.RequestHandler, data: bytes) -> None:
+        parsed[-1] += len(data)
+        parse(connection, data)
+
+    def end_iteration() -> None:
+        parsed.append(0)
+        loop.call_soon(end_iteration)
+
+    monkeypatch.setattr(web.RequestHandler, "data_received", record)
+    loop = asyncio.get_running_loop()
+    loop.call_soon(end_iteration)
+    async with admin_port() as (admin, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _, writer in clients:
+            writer.write(CHUNKS)
+        async with asyncio.timeout(WAIT_S):
+            while sum(parsed) < len(CHUNKS):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+            assert await status(port, "127.0.0.1", None) == "200 OK"
+            assert sum(parsed) < len(clients) * len(CHUNKS), "the health check did not wait for the others"
+            for _, writer in clients:
+                writer.transport.abort()
+            while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+    assert max(parsed) <= PARSED_BYTES + PART_BYTES
+
+
+async def test_a_connection_with_much_unparsed_input_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    abort, errors = Admitted.abort, list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    def abort_and_parse(connection: Admitted) -> None:
+        abort(connection)
+        monkeypatch.setattr(
+            connections, "PARSED_BYTES", PARSED_BYTES
+        )  # in this iteration, before the connection is lost
+
+    monkeypatch.setattr(connections, "FIRST_REQUEST_TIMEOUT_S", 10 * WAIT_S)
+    monkeypatch.setattr(connections, "PARSED_BYTES", 0)
+    monkeypatch.setattr(Admitted, "abort", abort_and_parse)
+    async with admin_port() as (admin, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKS + b"x" * (MAX_UNPARSED_BYTES - len(CHUNKS) + 1))
+        async with asyncio.timeout(WAIT_S):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+        writer.transport.abort()
+    gc.collect()  # reports exceptions of tasks
+    assert not errors
+
+
+async def test_a_compressed_body_is_not_decompressed() -> None:
+    async with admin_port() as (_, port):
+        body = gzip.compress(b'{"id":7}')
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            BODY.replace(b"1000\r\n", b"%d\r\nContent-Encoding: gzip\r\nConnection: close\r\n" % len(body)) + body
+        )
+        async with asyncio.timeout(WAIT_S):
+            response = await reader.read()
+        writer.transport.abort()
+        assert b" 400 Bad Request" in response
+        assert b"the body must be" in response
 
 
 def open_files() -> int:
