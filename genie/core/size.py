@@ -53,16 +53,17 @@ def text_bytes(text: str) -> int:
     return _aligned(_OTHER_HEADER + width * (len(text) + 1)) + _aligned(utf8)
 
 
+def text_excess(text: str) -> int:
+    """Return how many bytes a name or a note takes beyond those of a short one."""
+    return max(0, text_bytes(text) - SHORT_TEXT_BYTES)
+
+
 def excess_bytes(request: Request) -> int:
     """Return how many bytes the texts of a request take beyond those of a request with short texts."""
-    excess = 0
-    for name in request.exclusive:
-        excess += max(0, text_bytes(name) - SHORT_TEXT_BYTES)
-    for name in request.shared:
-        excess += max(0, text_bytes(name) - SHORT_TEXT_BYTES)
+    excess = sum(map(text_excess, request.exclusive)) + sum(map(text_excess, request.shared))
     for text in (request.transaction, request.context.note):
         if text is not None:
-            excess += max(0, text_bytes(text) - SHORT_TEXT_BYTES)
+            excess += text_excess(text)
     if request.ref is not None:
         excess += max(0, text_bytes(request.ref) - SHORT_REF_BYTES)
     return excess

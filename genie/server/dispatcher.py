@@ -23,7 +23,7 @@ from genie.core import (
     Request,
     State,
 )
-from genie.core.size import SHORT_TEXT_BYTES, excess_bytes, text_bytes
+from genie.core.size import SHORT_TEXT_BYTES, excess_bytes, text_bytes, text_excess
 from genie.errors import Code, RequestRejected
 from genie.history.records import command_line
 from genie.observability.histogram import BOUNDS_MS
@@ -364,16 +364,15 @@ class Dispatcher:
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for the resources that it holds."""
-        request, names = command.request, tuple(name for name, _ in command.choices)
-        request.exclusive = names
-        excess = excess_bytes(request)
-        request.exclusive = ()
-        is_admitted = self._admit_request(connection, request, len(names), excess)
-        if is_admitted:
+        request = command.request
+        long_names = {name: excess for name, _ in command.choices if (excess := text_excess(name))}
+        texts = excess_bytes(request)  # it names no resources yet
+        if self._admit_request(connection, request, len(command.choices), texts + sum(long_names.values())):
             request.origin = connection.session
             self.notifier.handle_events(self._step(command, now), now, connection, request.ref)
             if request.state is State.HELD:
-                self.size.charge_again(request)
+                held = sum(long_names.get(name, 0) for name in request.names()) if long_names else 0
+                self.size.charge_again(request, texts + held)
 
     def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
         """Return whether a principal may execute a command. If not, send the error.
@@ -590,7 +589,7 @@ class Dispatcher:
             session.remove(request)
             note = request.context.note
             if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:  # it may be the session's
-                self.size.charge_again(request)
+                self.size.charge_again(request, excess_bytes(request))
                 self.limits.check_next()
             self.outcome.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):

@@ -138,10 +138,10 @@ class StateSize:
         self.short_requests[id] = share
         return True
 
-    def charge_again(self, request: Request) -> None:
-        """Charge a live request whose texts or names have changed, or that was loaded."""
+    def charge_again(self, request: Request, excess: int) -> None:
+        """Charge a live request whose texts or names have changed, or that was loaded. `excess` are its `excess_bytes`."""
         self.credit_request(request.id, request.context.principal)
-        self.charge_request(request.id, request, len(request.names()), excess_bytes(request))
+        self.charge_request(request.id, request, len(request.exclusive) + len(request.shared), excess)
 
     def credit_request(self, id: int, principal: str | None) -> None:
         """Remove the charge of a request that has ended, if it has one."""
@@ -156,7 +156,7 @@ class StateSize:
     def load(self, requests: Iterable[Request]) -> None:
         """Charge loaded requests. They are kept even if they exceed a bound."""
         for request in requests:
-            self.charge_again(request)
+            self.charge_again(request, excess_bytes(request))
             if request.state is WAITING:
                 self.begin_wait(request)
 

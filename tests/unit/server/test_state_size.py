@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from genie.access import Principal
 from genie.config import Limits
 from genie.core import LockManager, Request
+from genie.core import size as size_module
 from genie.core.size import (
     NAME_BYTES,
     REQUEST_BYTES,
@@ -765,3 +766,27 @@ def test_first_blockers_with_long_texts_are_not_kept() -> None:
     assert not server.request(peer, "exclusive:a", traceparent=traceparent(2))
     assert len(server.size.first_blockers) == 1
     assert list(server.size.first_blockers) == [server.last_id - 1]
+
+
+@pytest.mark.parametrize("held_by_others", [0, 3])
+def test_the_choices_of_a_request_are_measured_once(held_by_others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be 10,000 of them. The request is admitted for all, and charged for those that it holds."""
+    server = Server()
+    peer = server.connect("orders")
+    names = [wide(number, 200) for number in range(20)]
+    for name in names[:held_by_others]:
+        assert not server.request(peer, f"exclusive:{name}")
+    measured: list[str] = []
+
+    def measure(text: str) -> int:
+        measured.append(text)
+        return text_bytes(text)
+
+    monkeypatch.setattr(size_module, "text_bytes", measure)
+    server.send(peer, "request", anyOf=[f"exclusive:{name}" for name in names], target=20 - held_by_others)
+    assert sorted(measured) == sorted(names)
+    monkeypatch.undo()
+    request = server.manager.table.held[server.last_id]
+    assert len(request.exclusive) == 20 - held_by_others
+    assert server.size.requests[request.id].excess == excess_bytes(request) > 0
+    server.check()
