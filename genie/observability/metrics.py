@@ -349,6 +349,11 @@ METRICS: Final[tuple[MakeMetric, ...]] = (
         "Connections that were closed because a newer connection has resumed their session.",
         lambda source: source.stats.session_takeovers,
     ),
+    _counter(
+        "genie_lagged_watchers",
+        "Connections whose watches ended with lagged, because too many events waited for them.",
+        lambda source: source.stats.lagged_watchers,
+    ),
     _histogram("genie_commit_seconds", "Commit latency of the store.", lambda stats: stats.commits),
     _histogram("genie_commit_changes", "Changes per commit.", lambda stats: stats.batch_sizes, unit=1),
     _gauge("genie_queue_length", "Waiting requests.", lambda source: source.table.waiting),

@@ -131,6 +131,8 @@ class Stats:
         """Rejected commands, by error code."""
         self.session_takeovers = 0
         """Connections that were closed because a newer connection has resumed their session."""
+        self.lagged_watchers = 0
+        """Connections whose watches ended with `lagged`."""
         self.waits = Histogram()
         """Wait times of requests granted after a wait (ms)."""
         self.holds = Histogram()

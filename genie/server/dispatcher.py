@@ -123,7 +123,7 @@ class Dispatcher:
         self.size = StateSize(manager, self.sessions, limits)
         self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
         self.outcome = outcome
-        self.watch_events = WatchEvents(self.watches, outcome, manager.deadlines)
+        self.watch_events = WatchEvents(self.watches, outcome, manager.deadlines, stats, namespace)
         self.notifier = Notifier(manager, self.sessions, self.size, self.watch_events, stats, outcome, recorder)
         self.limits = RequestLimits(manager, self.size, limits)
         self._namespace = namespace

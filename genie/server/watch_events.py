@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from genie.core import Request
 from genie.core.deadlines import Deadlines
 from genie.core.size import NAME_BYTES, REQUEST_BYTES, excess_bytes
+from genie.observability.limited_log import log_limited
 from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
 from genie.server.sessions import Outbound
 from genie.server.watches import WatchRegistry
+
+if TYPE_CHECKING:
+    from genie.observability.stats import Stats
 
 MAX_JOINED_BYTES: Final = 64 << 10
 """Bytes of events that are sent to a watcher together. The last event may exceed it."""
@@ -46,12 +50,16 @@ class WatchEvents:
     the prefixes that a connection watches, except if all its watches end. `deadlines.soonest` becomes 0 when there is work.
     """
 
-    def __init__(self, watches: WatchRegistry, outcome: BatchOutcome, deadlines: Deadlines) -> None:
+    def __init__(
+        self, watches: WatchRegistry, outcome: BatchOutcome, deadlines: Deadlines, stats: Stats, namespace: str
+    ) -> None:
         self._watches = watches
         self.watched = watches.prefixes
         """The watched prefixes: false if there are no watches, so that `publish` need not be called."""
         self._outcome = outcome
         self._deadlines = deadlines
+        self._stats = stats
+        self._namespace = namespace
         self.waiting: deque[Iterator[int]] = deque()
         """What is still to be sent: iterators that send a slice with each item, the number of its steps."""
         self._waiting_bytes = 0
@@ -68,7 +76,16 @@ class WatchEvents:
             names = len(request.exclusive) + len(request.shared)
             self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (names * NAME_BYTES + excess_bytes(request))
             if self._waiting_bytes > MAX_WAITING_BYTES:
-                events = self._end_all(self._watches.connections())
+                watchers = self._watches.connections()
+                log_limited(
+                    "warning",
+                    "watchers lagged",
+                    namespace=self._namespace,
+                    watchers=len(watchers),
+                    waiting_bytes=self._waiting_bytes,
+                    limit_bytes=MAX_WAITING_BYTES,
+                )
+                events = self._end_all(watchers)
                 self.waiting.clear()
                 self._waiting_bytes = 0
             self.waiting.append(events)
@@ -144,6 +161,7 @@ class WatchEvents:
         count = len(self._watches.prefixes_of(connection))
         self._watches.remove_all(connection)
         if count and not connection.closed:
+            self._stats.lagged_watchers += 1
             self._outcome.send_event(connection, replies.LAGGED)
         return count
 

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from genie.config import Limits
 from genie.core import LockManager
@@ -238,14 +239,19 @@ async def test_watchers_lag_if_too_many_events_wait(
     monkeypatch.setattr(watch_events, "MAX_WAITING_BYTES", 100_000)
     watching, holder = watchers(world, "", "a", number=500), Client(world)
     await iterate(world, steps)
-    for id_ in range(1, 201):
-        holder.lock("a")
-        holder.send("release", id=id_)
-    await iterate(world, steps)
+    with capture_logs() as log:
+        for id_ in range(1, 201):
+            holder.lock("a")
+            holder.send("release", id=id_)
+        await iterate(world, steps)
     for client in watching:
         received = await events(world, client)
         assert received.count(("lagged", None)) == 1
         assert received[-1] == ("lagged", None)
+    assert world.pipeline._dispatcher.stats.lagged_watchers == 500
+    entry = next(entry for entry in log if entry["event"] == "watchers lagged")
+    assert (entry["namespace"], entry["watchers"]) == ("genie", 500)
+    assert entry["waiting_bytes"] > entry["limit_bytes"] == 100_000
     watches = world.pipeline._dispatcher.watches
     assert not any(
         (
