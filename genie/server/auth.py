@@ -83,8 +83,8 @@ class Authenticator:
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.
 
-        Return a pair. The first item is the handshake, which the client's first line completes; None if no handshake is
-        needed. The second item is the principal of the certificate, or None.
+        Return the handshake, which the client's first line completes, or None if no handshake is needed. Also return the
+        principal of the certificate, or None.
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
@@ -93,9 +93,9 @@ class Authenticator:
         return None, principal
 
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
-        """Return the principal of the token in a `hello`; without a token, `by_certificate`, the principal of the certificate.
+        """Return the principal of the token in a `hello`, or without a token `by_certificate`, the principal of the certificate.
 
-        None: the token is unknown, or there is neither a token nor a certificate.
+        Return None if the token is unknown, or if there is neither a token nor a certificate.
         """
         token = hello_token(line)
         return by_certificate if token is None else self.access.by_token(token)
@@ -149,8 +149,7 @@ class Handshake:
             self._timer.cancel()
 
     def receive(self, data: bytes) -> Principal | Denial | None:
-        """Add received bytes. Return the principal or a denial; None while the first line is incomplete.
-
+        """Add received bytes. Return the principal or a denial, or None while the first line is incomplete.
         A TLS record, or a line that is too long, has no token: it is denied, unless the client has a certificate.
         """
         received = self.received

@@ -70,18 +70,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MAX_ENDED_LOCKS = 1_000
-"""Maximum number of locks, held or waited for, that end in one slice because a connection or a session has ended. A last request may exceed it."""
+"""Maximum number of locks, held or waited for, that end in one slice because a connection or a session has ended. The last
+request of a slice may exceed the limit."""
 
 MAX_REPORTED_REQUESTS = 1_000
 """Maximum number of requests whose state, or retained reply, is sent in one slice after a client has resumed a session. The
-resources that a reply lists count, too. A last request may exceed it."""
+resources that a reply lists count, too. The last request of a slice may exceed the limit."""
 
 MAX_EXPIRED_SESSIONS = 1_000
-"""Maximum number of expired sessions, of their locks and of their retained replies, together, that end in one batch. A last
-session may exceed it."""
+"""Maximum number of expired sessions, of their locks and of their retained replies, together, that end in one batch. The last
+session may exceed the limit."""
 
 EXPENSIVE_S = 0.0005
-"""Seconds after which the commands that follow an expensive one wait for a later batch: it may have searched for a deadlock."""
+"""A command that takes longer than this many seconds is expensive, for example because it has searched for a deadlock. The
+commands that follow wait for a later batch."""
 
 MANY_NAMES = 1_000
 """Number of names of a request whose release is an expensive command."""
@@ -128,23 +130,23 @@ class Dispatcher:
         self.limits = RequestLimits(manager, self.size, limits)
         self._namespace = namespace
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
-        self._ended = 0
-        """Number of sessions that have expired in this batch, with their locks and retained replies."""
+        self._ended_count = 0
+        """Number of sessions, of their locks and of their retained replies that have ended in this batch."""
         self._watched = self.watch_events.watched
         self._table, self._step = manager.table, manager.step
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Continue with grants, end requests whose deadline has passed, and sessions that were not resumed, send watch events."""
+        """Continue pending grants, end expired requests and sessions, and send waiting watch events."""
         if self.manager.pending_grants:
             self.notifier.handle_events(self._step(core.Continue(), now), now)
         self.notifier.handle_events(self._step(_EXPIRE, now), now)
-        self._ended = 0
+        self._ended_count = 0
         for session in self.sessions.expired(now, MAX_EXPIRED_SESSIONS):
-            self._ended += 1 + len(session.retained_replies or ())
-            if not self._end_session(session, now) or self._ended >= MAX_EXPIRED_SESSIONS:
-                break  # the others, and the rest of this one, end in the next batch, because their deadline has passed
+            self._ended_count += 1 + len(session.retained_replies or ())
+            if not self._end_session(session, now) or self._ended_count >= MAX_EXPIRED_SESSIONS:
+                break  # the rest of this session, and the other sessions, end in the next batch
         if self.watch_events.waiting:
             self.watch_events.send_waiting()  # last, because it may set `soonest`, which the search for deadlines sets, too
 
@@ -179,10 +181,10 @@ class Dispatcher:
     def execute(  # noqa: C901, PLR0911, PLR0912, PLR0915 - the hot path
         self, now: float, connection: Peer, items: Iterator[Item], may_be_slow: bool = False, excess: int = 0
     ) -> Item | None:
-        """Execute commands of a connection in order. Return the item that is not finished; None if all are executed.
+        """Execute commands of a connection in order. Return the item that is not finished, or None if all are executed.
 
-        It stops before a slow command unless it `may_be_slow`, after an expensive one, and after the first slice of the end,
-        or of the state, of a session with many requests. `excess` is the `excess_bytes` of a large request.
+        Stops before a slow command unless `may_be_slow`, after an expensive command, and after the first slice of the end or
+        of the state of a session with many requests. `excess` is the `excess_bytes` of a large request.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Their effects must equal those of
@@ -318,7 +320,7 @@ class Dispatcher:
     def _execute_other(self, now: float, connection: Peer, command: WireCommand, may_be_slow: bool) -> bool:  # noqa: C901, PLR0912 - one branch for each command
         """Execute a command other than `request`, `release` by `id` and `bye`.
 
-        Return True, without executing it, if it is slow although it must not be.
+        Return True, without executing the command, if it is slow but not `may_be_slow`.
         """
         notifier = self.notifier
         if type(command) is core.Take:
@@ -363,7 +365,7 @@ class Dispatcher:
         return False
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
-        """Execute a request with `anyOf`. It is admitted for all its choices, and then charged for the resources that it holds."""
+        """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""
         request = command.request
         long_names = {name: excess for name, _ in command.choices if (excess := text_excess(name))}
         texts = excess_bytes(request)  # it names no resources yet
@@ -394,7 +396,7 @@ class Dispatcher:
         return rejection is None
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int, excess: int) -> bool:
-        """Return whether a request for `lock_count` locks is within all limits, and charge it. If it is not, send an error."""
+        """Charge a request for `lock_count` locks. If it exceeds a limit, send an error and return False."""
         reason = self.limits.charge(connection.session, request, lock_count, excess)
         if reason:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
@@ -496,7 +498,7 @@ class Dispatcher:
         return self._report_state(now, connection)
 
     def _report_state(self, now: float, connection: Peer) -> bool:
-        """Send a slice of the state of a resumed session to its client. Return whether it was the last one."""
+        """Send a slice of the state of a resumed session to its client. Return whether it was the last slice."""
         session, send = connection.session, self.outcome.send
         report = session.state_report
         if report is None or connection.closed:
@@ -565,8 +567,8 @@ class Dispatcher:
         """End a session, its waiting requests, and its held requests with `onDisconnect: release`.
 
         Other held requests stay held, without a session. The retained replies are deleted from the store. Return False if
-        slices are left. Until the last one, a session with a key exists, and a client can resume what is left of it: like
-        after a restart of the server, a lock that is not reported to the client is lost.
+        slices are left. A session with a key exists until its last slice, and a client can resume the rest of it. As after a
+        restart of the server, the client takes a lock that is not reported for lost.
         """
         if not self._end_requests(session, now):
             return False
@@ -579,16 +581,16 @@ class Dispatcher:
         return True
 
     def _end_requests(self, session: Session, now: float) -> bool:
-        """End a slice of the requests of a session that ends. Return whether none is left."""
+        """End a slice of the requests of a session that ends. Return whether no request is left."""
         ending = session.ending
         if ending is None:
             ending = session.ending = SessionEnd(session.bound.values())
         ended, kept, locks = ending.next_slice(MAX_ENDED_LOCKS)
-        self._ended += locks
+        self._ended_count += locks
         for request in kept:
             session.remove(request)
             note = request.context.note
-            if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:  # it may be the session's
+            if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:  # now charged, if the note was the session's
                 self.size.charge_again(request, excess_bytes(request))
                 self.limits.check_next()
             self.outcome.store(request)
@@ -598,7 +600,7 @@ class Dispatcher:
         if ended:
             self.notifier.handle_events(self._step(Disconnect(ended), now), now)
         if not ending and session.bound:
-            session.ending = None  # another slice ends the requests that arrived meanwhile
+            session.ending = None  # another slice ends the requests that have arrived since
         return not ending and not session.bound
 
 

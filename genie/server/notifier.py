@@ -49,7 +49,7 @@ class Notifier:
         self.watch_events = watch_events
         self._watched = watch_events.watched
         self.recorder = recorder
-        """Records the history; None if it is not recorded."""
+        """Records the history. None if the history is off."""
 
     # -- messages -----------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ class Notifier:
         self.outcome.send(connection, replies.error(rejection))
 
     def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
-        """Count and send errors: immediately, or if messages wait for the batch in flight, after these messages."""
+        """Count errors, and send them immediately, or after the messages that wait for the batch in flight."""
         for rejection in errors:
             self.stats.errors[rejection.code] += 1
         if connection.closed or not errors:
@@ -105,9 +105,10 @@ class Notifier:
             self.outcome.send(session.connection, replies.queued(request))
 
     def _begin_wait(self, request: Request) -> None:
-        """Count the wait of a request for its principal. Keep its first blockers for the trace of its grant: then it has none.
+        """Count the wait of a request for its principal. With a trace, keep its first blockers, which the grant reports.
 
-        They are not stored. If their texts are long, they are not kept, because they may outlive the blockers themselves.
+        The blockers are not stored. Blockers with long texts are not kept, because the texts could outlive the requests that
+        are charged for them.
         """
         self.size.begin_wait(request)
         if request.context.traceparent is None or request.state is not WAITING:
@@ -123,7 +124,7 @@ class Notifier:
             self.size.first_blockers[request.id] = blockers, total
 
     def end_wait(self, request: Request) -> FirstBlockers | None:
-        """Forget what is kept for a waiting request, which is granted or has ended. Return its first blockers if they were kept."""
+        """Drop what is kept for a request while it waits. Return its first blockers, or None if they were not kept."""
         if request.context is NO_CONTEXT:  # the usual case: nothing is kept
             return None
         self.size.end_wait(request)
@@ -327,6 +328,6 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
 
 
 def _visibility(connection: Outbound | None) -> replies.IsVisible | None:
-    """Return whether the client of a connection may see the notes for a name, as a function; None if it may see all."""
+    """Return a function that tells whether a client may see the notes for a name, or None if it may see all."""
     principal = None if connection is None else connection.principal
     return None if principal is None else principal.may_see

@@ -13,8 +13,9 @@ principals with overruns take turns.
 
 Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
 its end, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
-The end of a session with many requests is executed in slices: in this queue, too, as if all these ends were of one more
-principal, because others wait for the locks. The state of a resumed session is sent in slices like slow commands.
+The end of a session with many requests is executed in slices, which wait in the third queue as well. All these ends together
+take turns like one more principal, because other clients wait for the locks. The state of a resumed session is sent in slices
+like slow commands.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ LIGHT_SHARE = 0.01
 the turn began: after a turn of 1 ms, for 100 ms."""
 
 OVERRUN_MEMORY_S = 1.0
-"""Seconds for which light connections of a principal are after those of others because one of its turns exceeded its quantum."""
+"""Seconds for which a turn that exceeds its quantum puts the light connections of its principal after those of others."""
 
 MAX_BATCH = 2_000
 """Maximum number of commands of one batch. A turn that exceeds the limit is completed."""
@@ -54,7 +55,7 @@ CHUNK = 32
 """Maximum number of commands of one chunk. The clock is read between chunks."""
 
 HEAVY_S = 0.5
-"""A busy connection that stays busy for longer than this has used 5 ms or more for a turn: then each chunk is one command."""
+"""A connection that stays busy for longer than this has used 5 ms or more for a turn. Each of its chunks is one command."""
 
 CHUNK_BYTES = 4 << 10
 """A chunk of long commands has fewer commands, about this many bytes: a command with thousands of resources takes long."""
@@ -89,15 +90,15 @@ class CommandScheduler:
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
         self.slow: dict[str | None, deque[Peer]] = {}
-        """Connections whose next command is slow, by the name of their principal, or in `ENDINGS`. The first name is next."""
+        """Connections whose next command is slow, by the name of their principal, or in `ENDINGS`. The first name is served next."""
         self._overruns: dict[str | None, float] = {}
-        """When a turn of each principal last exceeded its quantum, for the names of principals; the oldest first."""
+        """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
         self._left_light = False
-        """The last batch has left light connections."""
+        """Whether the last batch has left light connections."""
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
-        """Connections from which reading is paused because of `max_bytes`, the one that was paused first at the front."""
+        """Connections from which reading is paused because of `max_bytes`, in the order in which they were paused."""
         self._room = 0
         """Number of commands that the current batch may still run."""
         self._finished_bytes = 0
@@ -108,8 +109,7 @@ class CommandScheduler:
         return bool(self.light or self.busy or self.slow)
 
     def add(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size`: the bytes that were read for these commands.
-
+        """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
         A connection without queued commands joins the queue `busy` if it sent many bytes at once or used much time
         recently, otherwise the queue `light`. Reading from the connection is paused if too many bytes are queued for it
         or for all connections together.
@@ -127,13 +127,13 @@ class CommandScheduler:
             self._pause(connection)
 
     def add_slow(self, connection: Peer, item: Item, items: Iterator[Item], size: int = 0) -> None:
-        """Queue a slow command, and the commands after it. They are in front of what is queued for the connection."""
+        """Queue a slow command and the commands after it, in front of the queued commands of the connection."""
         rest = [item, *items]
         connection.input_queue.appendleft((iter(rest), len(rest), size))
         self._append_slow(connection)
 
     def add_first(self, connection: Peer, item: Item) -> None:
-        """Queue an item in front of what is queued for the connection."""
+        """Queue an item in front of the queued commands of the connection."""
         if not connection.input_queue:
             self.light.append(connection)
         connection.input_queue.appendleft((iter((item,)), 1, 0))
@@ -199,7 +199,7 @@ class CommandScheduler:
             self._resume_paused()
 
     def take_all(self, connection: Peer) -> Iterator[Iterator[Item]]:
-        """Yield all queued input of a connection and remove it. Only for the connection whose turn it is."""
+        """Yield each queued input of a connection, and remove it. Only for the connection whose turn it is."""
         queue = connection.input_queue
         while queue:
             items, _, size = queue.popleft()
@@ -316,7 +316,7 @@ class CommandScheduler:
             return
 
     def _order_light(self, now: float) -> None:
-        """Order the light connections, of which the last batch has left some: by the last overrun of the principal, and then of the connection."""
+        """Order the light connections by the last overrun of their principal, and then by their own. Drop old overruns."""
         for name, overran in list(self._overruns.items()):
             if overran > now - OVERRUN_MEMORY_S:
                 break
@@ -331,8 +331,8 @@ class CommandScheduler:
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
         """Record that a connection used up its quantum. Make the connection busy if its previous overrun was recent.
 
-        A single overrun does not make it busy, because the whole process may have been paused. `started` and `now` are the
-        begin and the end of the turn.
+        A single overrun does not make it busy, because the whole process may have been paused. The turn has lasted from
+        `started` to `now`.
         """
         name = principal_name(connection)
         self._overruns.pop(name, None)
@@ -358,9 +358,9 @@ class CommandScheduler:
             connection.resume_input()
 
     def _resume_paused(self) -> None:
-        """Resume reading from the connections that were paused because of the total, if it is within its limit."""
+        """Resume reading from connections, in the order in which they were paused, while the total is within its limit."""
         while self._paused and self.bytes <= self._max_bytes:
-            paused = next(iter(self._paused))  # in the order in which they were paused, so that none waits for ever
+            paused = next(iter(self._paused))
             del self._paused[paused]
             if paused.queued_bytes <= MAX_QUEUED_BYTES:
                 paused.resume_input()

@@ -80,7 +80,7 @@ class StateSize:
         self.excess = 0
         """The sum of all `excess`."""
         self.shares = sessions.shares
-        """The sum of the shares of each principal that has any, with its sessions that have no connection."""
+        """The charged bytes of each principal, including its sessions without a connection."""
 
     @property
     def bytes(self) -> int:
@@ -97,7 +97,7 @@ class StateSize:
         )
 
     def reason_against(self, principal: str | None, size: int, share: int) -> str:
-        """Return why the state cannot grow by `size` bytes, of which a principal is charged for `share`; an empty text if it can."""
+        """Return why the state cannot grow by `size` bytes, of which a principal is charged for `share`, or "" if it can."""
         if self.bytes + size > self.max_bytes:
             return f"too much memory: all requests, sessions and watches may take at most {self.max_bytes} bytes"
         if principal is not None and self.shares.get(principal, 0) + share > self.max_share:
@@ -108,14 +108,14 @@ class StateSize:
         return ""
 
     def reason_against_request(self, request: Request, name_count: int, excess: int) -> str:
-        """Return why a new request for `name_count` names is rejected; an empty text if it is not."""
+        """Return why a new request for `name_count` names is rejected, or "" if it is not."""
         size = REQUEST_BYTES + name_count * (NAME_BYTES + RESOURCE_BYTES) + TRANSACTION_BYTES + excess
         if request.context.traceparent is not None:
             size += FIRST_BLOCKERS_BYTES
         return self.reason_against(request.context.principal, size, self._share(name_count, excess))
 
     def spare_requests(self) -> int:
-        """Return how many requests that are not large cannot exceed the bound of the total, whatever they are."""
+        """Return how many further requests have room in total, whatever they contain, if they are not large."""
         return max(0, self.max_bytes - self.bytes) // MAX_REQUEST_BYTES
 
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
@@ -169,7 +169,7 @@ class StateSize:
         subtract(self.queue_entries, request.context.principal, len(request.exclusive) + len(request.shared))
 
     def queue_limit(self, principal: str) -> int:
-        """Return how many wait-queue entries there can be in all after a request of a principal, within its share."""
+        """Return the limit of all wait-queue entries with which a request of a principal stays within its share."""
         share = self.max_queue_share - self.queue_entries.get(principal, 0)
         return min(self.max_queue_entries, self._table.queue_entries + share)
 
@@ -178,7 +178,7 @@ class StateSize:
         return id in self.requests
 
     def charge_watch(self, connection: Outbound, prefix: str) -> str:
-        """Charge a watch unless it is charged. Return why there is no room for it; an empty text if there is."""
+        """Charge a watch, unless it is charged already, and return "", or return why there is no room for it."""
         if (connection, prefix) in self.watches:
             return ""
         size = WATCH_BYTES + text_bytes(prefix)

@@ -114,7 +114,7 @@ class WatchEvents:
         return True
 
     def _publish(self, request: Request, state: str) -> Iterator[int]:
-        """Send the events of a request. Yields the steps of each slice."""
+        """Send the events of a request in slices, and yield the number of steps of each slice."""
         watches, lookups = self._watches, len(self._watches.prefix_count_by_length)
         groups: dict[tuple[str, ...], list[bytes]] = {}
         steps = 0
@@ -135,13 +135,16 @@ class WatchEvents:
             yield steps
 
     def _send(self, prefix: str, events: bytes, steps: int) -> Iterator[int]:
-        """Send encoded events to the watchers of a prefix. Yields the steps of each slice; `steps` are those of the caller."""
+        """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
+
+        The first slice continues with the `steps` of the caller.
+        """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
         steps_of_event = 1 + len(events) // STEP_BYTES
         for connection in [*watchers]:
             if connection not in watchers or connection.closed:
-                pass  # its watches have ended meanwhile
+                pass  # its watches have ended since the first slice
             elif is_lagging(connection):
                 steps += self._end(connection)
             else:
@@ -154,9 +157,9 @@ class WatchEvents:
         yield steps
 
     def _end(self, connection: Outbound) -> int:
-        """Send `lagged` to a watcher instead of the next events, and end its watches. Return how many.
+        """Send `lagged` to a watcher instead of the next events, and end its watches. Return how many watches have ended.
 
-        `lagged` is sent like an event, in a slice: before it may be MiBs of events.
+        `lagged` is sent in a slice like an event, because MiBs of events may precede it.
         """
         count = len(self._watches.prefixes_of(connection))
         self._watches.remove_all(connection)
@@ -166,7 +169,7 @@ class WatchEvents:
         return count
 
     def _end_all(self, connections: Iterable[Outbound]) -> Iterator[int]:
-        """End the watches of all watchers. Yields the steps of each slice."""
+        """End the watches of all watchers in slices, and yield the number of steps of each slice."""
         steps = 0
         for connection in connections:
             steps += 1 + self._end(connection)
@@ -177,7 +180,7 @@ class WatchEvents:
 
 
 def _joined(messages: list[bytes]) -> Iterator[bytes]:
-    """Join messages, in order, to few that have about `MAX_JOINED_BYTES` each."""
+    """Join messages in order. Yield the joined messages, of about `MAX_JOINED_BYTES` each."""
     part: list[bytes] = []
     size = 0
     for message in messages:

@@ -48,7 +48,7 @@ class WatchRegistry:
         """All watched prefixes by connection."""
 
     def add(self, connection: Outbound, prefix: str) -> str:
-        """Add a watch. Return why it was not added: there are too many, or no memory for it; an empty text if it was added."""
+        """Add a watch and return "", or return why it was not added: there are too many, or no memory for it."""
         watched = self.prefixes_of(connection)
         if prefix in watched:
             return ""
@@ -73,9 +73,8 @@ class WatchRegistry:
         self._size.credit_watch(connection, prefix)
         if self._remove(connection, prefix):
             last: str | None = None
-            for longer in sorted(
-                other for other in watched if other.startswith(prefix)
-            ):  # a prefix is before what it begins
+            # In sorted order a prefix precedes its own extensions, which it covers.
+            for longer in sorted(other for other in watched if other.startswith(prefix)):
                 if last is None or not longer.startswith(last):
                     self._add(connection, longer)
                     last = longer
@@ -109,9 +108,9 @@ class WatchRegistry:
         return too_many or connection.watch_bytes + connection.unread_bytes > self._max_unread_bytes
 
     def encode_held_locks(self, prefix: str) -> tuple[list[bytes], bool]:
-        """Return the held locks on names with a prefix, as encoded rows of `watching`.
+        """Return the held locks on names with a prefix, as encoded rows of `watching`, and whether rows may be missing.
 
-        Also return whether rows may have been omitted because of a limit.
+        Rows are missing if a limit is exceeded.
         """
         rows: list[bytes] = []
         remaining_bytes = MAX_WATCHING_BYTES
