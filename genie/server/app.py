@@ -100,9 +100,8 @@ class Server:
         """The bound socket, until the server stops."""
         self._address_lock: socket.socket | None = None
         """Keeps other servers that are starting from binding the same address."""
-        self._listener: asyncio.Server | None = None
-        """Accepts connections without TLS; `_tls_listener` is used instead if TLS is configured."""
-        self._tls_listener: TlsListener[Connection] | None = None
+        self._listener: asyncio.Server | TlsListener[Connection] | None = None
+        """Accepts connections. None before the start."""
         self._stopped = asyncio.Event()
         """Set by SIGTERM, SIGINT or the failure of a namespace, so that the server stops."""
         self._failure: BaseException | None = None
@@ -199,8 +198,8 @@ class Server:
     async def _listen(self, sock: socket.socket) -> None:
         """Accept connections at a bound socket."""
         if self.tls is not None:
-            self._tls_listener = TlsListener(self.tls, self.connections, self._make_connection)
-            self._tls_listener.listen(sock, BACKLOG)
+            self._listener = listener = TlsListener(self.tls, self.connections, self._make_connection)
+            listener.listen(sock, BACKLOG)
         else:
             self._listener = await asyncio.get_running_loop().create_server(
                 self._make_connection, sock=sock, backlog=BACKLOG
@@ -208,10 +207,10 @@ class Server:
 
     async def _close_listener(self) -> None:
         """Accept no further connections. Open connections stay."""
-        if self._listener is not None:
+        if isinstance(self._listener, TlsListener):
+            await self._listener.close()
+        elif self._listener is not None:
             self._listener.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
-        if self._tls_listener is not None:
-            await self._tls_listener.close()
 
     async def _start_namespaces(self, node: Node) -> None:
         """Start all namespaces, and wait until one namespace knows its leader.

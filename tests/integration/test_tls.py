@@ -28,6 +28,7 @@ from genie.config import Settings
 from genie.errors import Unavailable
 from genie.server import connection, listener
 from genie.server.app import Server
+from genie.server.listener import TlsListener
 from support.network.certificates import Certificates
 from support.processes.commands import genie_cli
 from support.processes.ports import free_port
@@ -177,8 +178,8 @@ def test_handshakes_beyond_the_limit_are_closed_at_once(run: Callable[[Any], Any
         async with serving(certificates, max_connections=1) as (server, address):
             many = [await asyncio.open_connection(*address) for _ in range(18)]
             assert await many[17][0].read() == b""  # one has a place, sixteen would be told why they have none
-            assert server._tls_listener is not None
-            assert len(server._tls_listener._handshakes) == 17
+            assert isinstance(server._listener, TlsListener)
+            assert len(server._listener._handshakes) == 17
             for _, writer in many:
                 writer.transport.abort()
 

@@ -291,6 +291,7 @@ class CommitWriter:
         on_stored: Callable[[BatchInFlight], None],
         on_rolled_back: Callable[[BatchInFlight], None],
     ) -> None:
+        # More than 16 fields: the arguments, and the states of the connection and of the recovery, which change together.
         self._primary = primary
         self._keyspace = keyspace
         self._ack_policy = ack_policy

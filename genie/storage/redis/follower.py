@@ -74,6 +74,7 @@ class Follower:
         prior_leadership: PriorLeadership | None = None,
         unacknowledged: Collection[Position] = (),
     ) -> None:
+        # More than 16 fields: the arguments, and what this node has observed of the leader. Each step reads most of them.
         self._log = log.bind(namespace=keyspace.name)
         self._keyspace = keyspace
         self._reader = reader

@@ -68,6 +68,7 @@ class RedisStore:
         allow_data_loss: bool = False,
         balancer: LeadershipBalancer | None = None,
     ) -> None:
+        # More than 16 fields: the parts of the store, and what it keeps when the role of this node changes.
         self._log = log.bind(namespace=namespace)
         self._balancer = balancer or LeadershipBalancer()
         self._primary = Primary(RedisUrl.parse(url), meta_key(namespace), min_replicas, fsync=fsync)
