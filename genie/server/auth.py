@@ -12,7 +12,15 @@ from genie.access import ADMIN, INSPECT, LOCK, AccessControl, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
-from genie.protocol.commands import Inspect, ReleaseByRef, Watch, WireCommand, without_namespace
+from genie.protocol.commands import (
+    Inspect,
+    LargeRequest,
+    Namespaced,
+    ReleaseByRef,
+    Watch,
+    WireCommand,
+    without_namespace,
+)
 from genie.protocol.diagnostics import hello_token, is_hello
 
 if TYPE_CHECKING:
@@ -170,15 +178,19 @@ class Handshake:
 
 
 _CHANGES = (Release, ReleaseByRef, Extend)  # a union type would be made at each call
+_WRAPPERS = (Namespaced, LargeRequest)
 
 
-def authorize(principal: Principal, command: WireCommand, table: LockTable) -> RequestRejected | None:
+def authorize(  # noqa: PLR0911 - one for each kind of command
+    principal: Principal, command: WireCommand, table: LockTable
+) -> RequestRejected | None:
     """Return an error if a principal may not execute a command, else None. Sets the principal of a new request."""
-    command = without_namespace(command)
     if isinstance(command, Request):
         return _authorize_request(principal, command, command.names())
     if isinstance(command, _CHANGES):
         return _authorize_change(principal, command, table)
+    if isinstance(command, _WRAPPERS):
+        return authorize(principal, without_namespace(command), table)
     if isinstance(command, Take):
         return _authorize_request(principal, command.request, [name for name, _ in command.choices])
     if isinstance(command, Inspect):

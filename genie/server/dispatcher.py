@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from genie import build, core
-from genie.access import ADMIN, INSPECT, LOCK, Principal
+from genie.access import INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
 from genie.core import (
     SUCCESS,
@@ -220,7 +220,8 @@ class Dispatcher:
                 elif not (self._end_input if item is END_OF_INPUT else self._report_state)(now, connection):
                     return item  # slices are left
                 continue
-            if principal is not None and not self._authorize(connection, principal, command):
+            if principal is not None and (rejected := authorize(principal, command, self._table)) is not None:
+                notifier.reject(connection, rejected)
                 continue
             if type(command) is Request:
                 if command.ref is not None and (earlier := session.find(command.ref)) is not None:
@@ -263,6 +264,8 @@ class Dispatcher:
                     events = manager.release(command.id, now)
                     event = events[0]
                     if type(event) is not Released or event.request.origin is not session:
+                        if principal is not None and type(event) is Released:
+                            _log_forced_release(event.request, principal)
                         notifier.handle_events(events, now, connection, command.ref)
                         if time.monotonic() - begun > EXPENSIVE_S:
                             return next(items, None)
@@ -375,25 +378,6 @@ class Dispatcher:
             if request.state is State.HELD:
                 held = sum(long_names.get(name, 0) for name in request.names()) if long_names else 0
                 self.size.charge_again(request, texts + held)
-
-    def _authorize(self, connection: Peer, principal: Principal, command: WireCommand) -> bool:
-        """Return whether a principal may execute a command. If not, send the error.
-
-        A release of another principal's request, which an operator may execute, is logged.
-        """
-        rejection = authorize(principal, command, self._table)
-        if rejection is not None:
-            self.notifier.reject(connection, rejection)
-        elif type(command) is Release and principal.has_permission(ADMIN):
-            request = self._table.find(command.id)
-            if request is not None and request.context.principal != principal.name:
-                log.info(
-                    "request released by operator",
-                    id=command.id,
-                    principal=principal.name,
-                    owner=request.context.principal,
-                )
-        return rejection is None
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int, excess: int) -> bool:
         """Charge a request for `lock_count` locks. If it exceeds a limit, send an error and return False."""
@@ -602,6 +586,13 @@ class Dispatcher:
         if not ending and session.bound:
             session.ending = None  # another slice ends the requests that have arrived since
         return not ending and not session.bound
+
+
+def _log_forced_release(request: Request, principal: Principal) -> None:
+    """Log the release of a request by another principal than its own, an operator."""
+    owner = request.context.principal
+    if owner != principal.name:
+        log.info("request released by operator", id=request.id, principal=principal.name, owner=owner)
 
 
 def _may_be_retry(request: Request, earlier: Request | RetainedReply) -> bool:
