@@ -61,7 +61,7 @@ Positions = dict[str, tuple[float, int]]
 
 
 class Recorder:
-    """Records the steps of one leadership. For speed, it has the state of the marks itself, which each command is compared with."""
+    """Records the steps of one leadership. For speed, the state of the marks is in this object: each command reads it."""
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redaction: Redaction) -> None:
         self._lines: list[bytes] = []

@@ -263,7 +263,7 @@ class RawDecoder:
             for encoded in text.split(b"\n"):
                 if encoded.startswith(_EVENT):
                     line = _decode_raw(encoded)
-                    if not self._apply_mark(line):
+                    if not self._update_context(line):
                         lines.append(line)
                 elif encoded:  # not the end of the text
                     lines.append(self._event_of(commands.read(encoded)))
@@ -277,8 +277,8 @@ class RawDecoder:
             raise _unreadable(error) from None
         return lines
 
-    def _apply_mark(self, line: Line | Context | Time | Session | Waits) -> bool:
-        """Apply a mark to the context of the next command, or continue with the numbers after an event. Return False for an event."""
+    def _update_context(self, line: Line | Context | Time | Session | Waits) -> bool:
+        """Update the context of the next command by a mark or an event. Return whether the line is a mark."""
         match line:
             case Time():
                 self._at = line.at

@@ -289,7 +289,7 @@ class _Search:
             )
 
     def _begins_at(self) -> float | None:
-        """Return the time of the first event of the first file, or of the first line of a raw one, or None without files."""
+        """Return when the history begins, or None if it is empty: at its first event, or at the first line of a raw file."""
         for segment in self._segments:
             if segment.is_archived:
                 if segment.header.events:
@@ -356,6 +356,7 @@ def _entry(line: Queued) -> Entry:
     )
     if isinstance(line, Granted) and line.fence:  # also Carried
         entry.granted_at, entry.fence = line.at, line.fence
+    # The arrival of a granted request that is carried into a file is in an earlier file.
     if entry.granted_at is None or not isinstance(line, Carried):
         entry.asked_at = line.at
     return entry

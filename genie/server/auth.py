@@ -158,6 +158,7 @@ class Handshake:
 
     def receive(self, data: bytes) -> Principal | Denial | None:
         """Add received bytes. Return the principal or a denial, or None while the first line is incomplete.
+
         A TLS record, or a line that is too long, has no token: it is denied, unless the client has a certificate.
         """
         received = self.received

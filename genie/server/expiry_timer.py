@@ -16,16 +16,7 @@ class ExpiryTimer:
     `clock` returns the lock manager's time in ms.
     """
 
-    __slots__ = (
-        "_clock",
-        "_loop",
-        "_manager",
-        "_timer",
-        "_waiting_events",
-        "at",
-        "request_deadlines",
-        "session_deadlines",
-    )
+    __slots__ = ("_clock", "_events", "_loop", "_manager", "_timer", "at", "request_deadlines", "session_deadlines")
 
     def __init__(
         self, manager: LockManager, session_deadlines: Deadlines, waiting_events: Sized, clock: Callable[[], float]
@@ -35,7 +26,7 @@ class ExpiryTimer:
         self.at = inf
         """The lock manager's time (ms) at which the timer fires. Infinite if it is not set."""
         self._manager = manager
-        self._waiting_events = waiting_events
+        self._events = waiting_events
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -46,7 +37,7 @@ class ExpiryTimer:
         The timer is not cancelled when a request ends before its deadline: it then fires and finds nothing to expire.
         """
         deadline = min(self.request_deadlines.next, self.session_deadlines.next)
-        if self._manager.pending_grants or self._waiting_events:
+        if self._manager.pending_grants or self._events:
             deadline = 0.0
         if deadline < self.at:
             self.cancel()

@@ -88,7 +88,7 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection and return None. If it exceeds a limit, mark it as rejected and return the error text."""
+        """Count an established connection and return None, or mark it as rejected and return which limit it exceeds."""
         reason = self._limit_exceeded(address)
         if reason is None:
             self._open[connection] = address

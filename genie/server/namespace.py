@@ -87,7 +87,7 @@ class Namespace:
         self._led_until = 0.0
         """When this server last stopped leading (event-loop time)."""
         self.store_memory: StoreMemory | None = None
-        """The memory of the store when this server, as leader, last read it. None on a follower, or if the store does not report it."""
+        """The memory of the store, as the leader last read it. None on a follower, or if the store does not report it."""
         self._settings = settings
         self._machine = machine
         self._admission = admission

@@ -90,7 +90,7 @@ class CommandScheduler:
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
         self.slow: dict[str | None, deque[Peer]] = {}
-        """Connections whose next command is slow, by the name of their principal, or in `ENDINGS`. The first name is served next."""
+        """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served next."""
         self._overruns: dict[str | None, float] = {}
         """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
         self._left_light = False
@@ -110,6 +110,7 @@ class CommandScheduler:
 
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
+
         A connection without queued commands joins the queue `busy` if it sent many bytes at once or used much time
         recently, otherwise the queue `light`. Reading from the connection is paused if too many bytes are queued for it
         or for all connections together.
@@ -287,33 +288,39 @@ class CommandScheduler:
         return slow is not None
 
     def _run_slow(self, execute_slow: Execute) -> None:
-        """Run the next slow command. Park the connections before it whose clients do not read."""
+        """Run the next slow command, and queue what is left of it and the commands after it."""
+        connection = self._take_slow()
+        if connection is None:
+            return
+        items, count, size = connection.input_queue.popleft()
+        item, started = next(items), self._clock()
+        unfinished = execute_slow(connection, iter((item,)))
+        if unfinished is not None:
+            connection.input_queue.appendleft((items, count - 1, size))
+            connection.input_queue.appendleft((iter((unfinished,)), 1, 0))
+            self._append_slow(connection)
+        elif count > 1:
+            connection.input_queue.appendleft((items, count - 1, size))
+        else:
+            self._count_finished(connection, size)
+        if (now := self._clock()) - started >= QUANTUM_S:
+            self._record_overrun(connection, started, now)
+        if connection.input_queue and unfinished is None:
+            (self.busy if connection.busy_until > now else self.light).append(connection)
+
+    def _take_slow(self) -> Peer | None:
+        """Remove and return the connection whose slow command is next, or None. Park connections whose clients do not read."""
         while self.slow:
             principal = next(iter(self.slow))
             connections = self.slow.pop(principal)
             connection = connections.popleft()
             if connections:
                 self.slow[principal] = connections  # after the other principals
-            if connection.write_blocked and not connection.closed and connection.session.ending is None:
-                self._parked[connection] = None
-                self.bytes -= connection.queued_bytes
-                continue
-            items, count, size = connection.input_queue.popleft()
-            item, started = next(items), self._clock()
-            unfinished = execute_slow(connection, iter((item,)))
-            if unfinished is not None:
-                connection.input_queue.appendleft((items, count - 1, size))
-                connection.input_queue.appendleft((iter((unfinished,)), 1, 0))
-                self._append_slow(connection)
-            elif count > 1:
-                connection.input_queue.appendleft((items, count - 1, size))
-            else:
-                self._count_finished(connection, size)
-            if (now := self._clock()) - started >= QUANTUM_S:
-                self._record_overrun(connection, started, now)
-            if connection.input_queue and unfinished is None:
-                (self.busy if connection.busy_until > now else self.light).append(connection)
-            return
+            if not connection.write_blocked or connection.closed or connection.session.ending is not None:
+                return connection
+            self._parked[connection] = None
+            self.bytes -= connection.queued_bytes
+        return None
 
     def _order_light(self, now: float) -> None:
         """Order the light connections by the last overrun of their principal, and then by their own. Drop old overruns."""

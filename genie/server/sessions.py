@@ -309,7 +309,7 @@ def fingerprint(request: Request) -> bytes:
 
 
 def _parameters(request: Request) -> tuple[object, ...]:
-    """Return what identifies a request among those with the same `ref`, with its resources in any order."""
+    """Return the parameters by which requests with the same `ref` are compared, with the resources in any order."""
     # With `anyOf` the digest identifies the choices; the resources are the acquired ones.
     context = request.context
     names = (sorted(request.shared), sorted(request.exclusive)) if context.choice_digest is None else None
@@ -517,7 +517,7 @@ class SessionTable:
             session.dispose()
 
     def _drop_oldest_reply(self, session: Session) -> list[int]:
-        """Drop the oldest retained reply of a session, if there is one. Return a list with the id of its request, or an empty list."""
+        """Drop the oldest retained reply of a session, if there is one. Return a list with the id of its request."""
         reply = session.drop_oldest_reply()
         if reply is None:
             return []

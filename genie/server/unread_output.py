@@ -60,7 +60,7 @@ class UnreadOutput:
         return len(self._backlogs)
 
     def add(self, connection: SlowConsumer, size: int) -> None:
-        """Count further output of a write-blocked connection. The first call begins with its whole output. May close connections."""
+        """Count further output of a write-blocked connection, in the first call all of its output. May close connections."""
         backlog = self._backlogs.get(connection)
         if backlog is None:
             loop = asyncio.get_running_loop()

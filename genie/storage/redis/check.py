@@ -339,7 +339,10 @@ class _LogCheck:
         """Whether the last entry is a resignation."""
 
     def continues(self, position: Position, values: dict[bytes, bytes]) -> bool:
-        """Return whether no entry is missing before this one. The first one may be before, at or directly after the checkpoint."""
+        """Return whether no entry is missing before this one.
+
+        The first entry may be earlier than the checkpoint, at it, or directly after it.
+        """
         previous, checkpoint = self._previous, self.meta.checkpoint.position
         if previous is None:
             if position <= checkpoint:

@@ -103,8 +103,9 @@ class CommitEncoder:
     def _trimming_xadd(self, index: int) -> bytes:
         """Advance the log retention to `index`, and return the start of a transaction whose XADD also trims the log.
 
-        It trims entries that are in the checkpoint and are not retained. Entries of the former leader, who has trimmed them to the same limits, are retained until this leader's own entries
-        exceed a limit. Redis trims whole nodes of the stream, and at most 10,000 entries at a time.
+        It trims entries that are in the checkpoint and are not retained. Entries of the former leader, which has trimmed them
+        to the same limits, are retained until this leader's own entries exceed a limit. Redis trims whole nodes of the stream,
+        and at most 10,000 entries at a time.
         """
         self._retention.mark(index, self._encoded_bytes)
         first_retained = self._retention.first_retained
@@ -120,7 +121,7 @@ class CommitEncoder:
         ids = (f"{self._epoch}-{number}" for number in (index - 1, index))
         trimmed = encode_position(self.checkpoint)
         script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch, trimmed])
-        return script + _UNWATCH + self.watch  # the script has changed the watched log: forget that, and watch again
+        return script + _UNWATCH + self.watch  # the script has changed the watched log, so the WATCH must be renewed
 
 
 class CommitForm(NamedTuple):
@@ -163,6 +164,7 @@ class AckPolicy:
 
     def missing_acks(self, reply: object) -> str:
         """Return which acknowledgements are missing, as text for an error message, or "" if the commit has all of them.
+
         `reply` is the reply to WAIT, the number of replicas; or to WAITAOF, the list [1 if the primary has fsynced, number
         of replicas].
         """

@@ -394,10 +394,11 @@ class Keyspace:
     ) -> bytes:
         """Write a part of the changes between the positions `last` and `new`, and return the status.
 
-        The last part also moves the checkpoint. The leader numbers its attempts to write a checkpoint from 1, and the parts of an attempt from 1. Returns `ok`, or the
-        reason why nothing was changed: `other` if another node leads, `moved` if the last checkpoint is not at `last`,
-        `late` if a later part was written or the previous part was not, `lost` if Redis lacks the log up to `new`, `no state`
-        if Redis has lost the state.
+        The last part also moves the checkpoint. Attempts to write a checkpoint, and the parts of an attempt, are numbered from 1.
+
+        The status is `ok`, or the reason why nothing was changed: `other` if another node leads, `moved` if the last checkpoint
+        is not at `last`, `late` if a later part was written or the previous part was not, `lost` if Redis lacks the log up to
+        `new`, `no state` if Redis has lost the state.
         """
         status = await self.primary.eval(
             _CHECKPOINT,
@@ -449,6 +450,7 @@ class Keyspace:
 
     async def _acquire(self, takeover: Takeover) -> bool:
         """Start the epoch of `takeover`. Return False if Redis has changed since this node has observed it.
+
         Raises RedisFailure if Redis has lost records of the new state.
         """
         epoch, observed, checkpoint = takeover.epoch, takeover.observed, takeover.checkpoint

@@ -141,7 +141,7 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
 
 
 def encode_changes(changes: dict[int, Change]) -> dict[int, bytes]:
-    """Encode changes as lines of a batch, by id."""
+    """Return changes as encoded lines of a batch, by id."""
     lines = {}
     for id_, change in changes.items():
         if change is None or (isinstance(change, Request) and change.state is ENDED):

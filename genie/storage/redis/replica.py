@@ -209,7 +209,7 @@ class LocalReplica:
     def has_commits_missing_from(self, other: EpochHistory) -> bool:
         """Return whether this node's state continues the lineage `other` with at least one more commit.
 
-        Batches that this node has not acknowledged count as missing from `other`.
+        Batches of `other` that this node has sent but not acknowledged are not counted.
         """
         history = self.history
         if history is None or other.contains(history.last_committed):

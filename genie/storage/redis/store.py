@@ -164,23 +164,19 @@ class RedisStore:
                 await self._writer.open()
                 await warn_if_lossy(self._primary, keeps_commits=self._keeps_commits)
             except FAILURES as error:
-                now, denied = self._loop.time(), is_denied(error)
-                delay_s = DENIED_RETRY_S if denied else round(backoff.next_delay(), 3)
-                event = (
-                    "store access denied, retrying slowly"
-                    if denied
-                    else "store unavailable, not serving until it is back"
-                )
-                outage = self._outage_log.on_failure(
-                    event, str(error), now, failed_since(error, now), repeats=not denied
-                )
                 self._writer.drop()
-                follower.on_store_failure(outage)
-                await asyncio.sleep(delay_s)
+                follower.on_store_failure(self._record_failure(error))
+                await asyncio.sleep(DENIED_RETRY_S if is_denied(error) else round(backoff.next_delay(), 3))
             else:
                 self._outage_log.end(self._primary.address, self._loop.time())
                 self._begin_to_lead(_counters_of(state_machine), follower.acquired_at)
                 return state_machine
+
+    def _record_failure(self, error: BaseException) -> StoreOutage:
+        """Count and log an error of `open`, and return the outage to which it belongs."""
+        now, denied = self._loop.time(), is_denied(error)
+        event = "store access denied, retrying slowly" if denied else "store unavailable, not serving until it is back"
+        return self._outage_log.on_failure(event, str(error), now, failed_since(error, now), repeats=not denied)
 
     def _begin_to_lead(self, counters: Batch, acquired_at: float) -> None:
         """Prepare for commits after a state with `counters`, and start the background tasks of a leader."""
@@ -281,7 +277,7 @@ class RedisStore:
         batch.finish(None)
 
     def _on_rolled_back(self, batch: BatchInFlight) -> None:
-        """Restore the snapshot, or fail the batch with LeadershipLost if the lease has expired, so that another node may have led."""
+        """Restore the snapshot. If the lease has expired, fail with LeadershipLost instead, because another node may have led."""
         if batch.sent_at - self._lease_start > self._node.lease_ms / 1000:
             reason = "Redis has lost commits, and the lease has expired since the last acknowledged one"
             batch.finish(LeadershipLost(reason))

@@ -72,10 +72,10 @@ _decode_line = json.Decoder(_Line).decode
 
 
 async def export_namespace(url: str, namespace: str) -> tuple[Header, Iterator[bytes]]:
-    """Read a namespace; return its header, and an iterator over the lines of the export, header included.
+    """Return the header of the export of a namespace, and an iterator over its lines, header included.
 
-    The lines are the state at the position in the header, even if a leader commits during the export. Raises TransferError if the
-    namespace does not exist, has another format or lacks a part of the log, and RedisFailure if Redis is unavailable.
+    The lines are the state at the position in the header, even if a leader commits during the export. Raises TransferError if
+    the namespace does not exist, has another format or lacks a part of the log. Raises RedisFailure if Redis is unavailable.
     """
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:

@@ -45,7 +45,7 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Credentials, database and TLS of a connection. `tls` has the options of redis-py's SSLConnection, or is None without TLS."""
+    """Credentials, database and TLS of a connection. `tls` has the options of redis-py's SSLConnection. None without TLS."""
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
