@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from math import inf
 
 NEVER = 2**62
 """The deadline of a request that waits without a time limit. Such a request is not added to `Deadlines`."""
 
-MAX_EMPTY_TICKS = 1024
-"""A sweep runs when the number of ticks exceeds twice the number after the last sweep by this many."""
+MAX_CHUNK = 1_024
+"""Number of ticks in a chunk beyond which it is split into two."""
+
+FEW_TICKS = 1_000
+"""Number of ticks up to which none is examined."""
+
+EXAMINED_TICKS = 4
+"""Number of ticks that are examined for each new one, and dropped if they are empty."""
+
+MAX_EMPTY_TICKS = 1_000
+"""Number of empty ticks that one call drops or skips, after which others wait for the next call."""
+
+MAX_SORTED_IDS = 10_000
+"""Number of expired ids of one tick that are sorted together. Of a tick with more, the order is approximate."""
 
 
 class Deadlines:
     """Ids by tick: the millisecond at which the ids expire.
 
-    A tick that becomes empty stays for a while, since the next id is likely to get the same tick. A
-    sweep drops all empty ticks at once. So memory is bounded by the number of current ids: a million
-    locks that have ended leave nothing.
+    A tick that becomes empty stays for a while, since the next id is likely to get the same tick. If there are many, each new
+    tick drops a few empty ones. So memory is bounded by the number of current ids, and no call reads all ticks: there may be millions.
     """
 
-    __slots__ = ("_heap", "_sorted", "_sweep_threshold", "_ticks", "soonest")
+    __slots__ = ("_chunks", "_examined", "_lasts", "_ticks", "soonest")
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[int, None]] = {}
         """Ids by tick. The dict of a tick, an ordered set, may be empty."""
-        self._sorted: set[int] = set()
-        """Expired ticks whose ids are sorted, so that a tick with very many ids is sorted once."""
-        self._heap: list[int] = []
-        """All ticks, each once: the keys of `_ticks` as a heap."""
-        self._sweep_threshold = MAX_EMPTY_TICKS
-        """The number of ticks at which the next sweep runs."""
+        self._chunks: list[list[int]] = []
+        """The ticks in ascending order, in lists that are short and not empty."""
+        self._lasts: list[int] = []
+        """The last tick of each chunk."""
+        self._examined = -1
+        """The tick that was examined last; -1 before the first one."""
         self.soonest: float = inf
-        """A lower bound of the next deadline, cheap to read. `next` computes the exact deadline."""
+        """A lower bound of the next deadline, cheap to read. `next` computes a better one."""
 
     def add(self, tick: int, id: int) -> None:
         """Add `id` with the deadline `tick`, in whole milliseconds, which has not passed."""
@@ -41,10 +52,10 @@ class Deadlines:
         if ids is not None:
             ids[id] = None
         else:
-            if len(self._ticks) >= self._sweep_threshold:
-                self._sweep()
+            if len(self._ticks) > FEW_TICKS:
+                self._drop_empty_ticks()
             self._ticks[tick] = {id: None}
-            heappush(self._heap, tick)
+            self._insert(tick)
         if tick < self.soonest:  # noqa: PLR1730 - a call of `min` takes longer
             self.soonest = tick
 
@@ -54,41 +65,70 @@ class Deadlines:
 
     @property
     def next(self) -> float:
-        """The earliest deadline in ms, or infinity if there is none."""
-        heap, ticks = self._heap, self._ticks
-        while heap and not ticks[heap[0]]:
-            tick = heappop(heap)
-            del ticks[tick]
-            self._sorted.discard(tick)
-        self.soonest = heap[0] if heap else inf
+        """The earliest deadline in ms, or infinity if there is none; a lower bound if very many ids were discarded."""
+        chunks, dropped = self._chunks, 0
+        while chunks and dropped < MAX_EMPTY_TICKS and not self._ticks[chunks[0][0]]:
+            del self._ticks[chunks[0].pop(0)]
+            dropped += 1
+            if not chunks[0]:
+                del chunks[0], self._lasts[0]
+        self.soonest = chunks[0][0] if chunks else inf
         return self.soonest
 
     def expired(self, now: float, limit: int) -> list[int]:
         """Return at most `limit` ids whose deadline has passed, by deadline and then by id.
 
-        The ids are not removed: the caller discards an id when it ends the request.
+        The ids are not removed: the caller discards an id when it ends the request. If very many ids were discarded, none or
+        few may be returned, and `next` has passed.
         """
         ids: list[int] = []
-        ticks: list[int] = []
-        while len(ids) < limit and self.next <= now:
-            tick = heappop(self._heap)  # so that `next` returns the following tick; pushed again below
-            ticks.append(tick)
-            expired = self._ticks[tick]
-            if len(expired) > 1 and tick not in self._sorted:
-                self._sorted.add(tick)
-                self._ticks[tick] = expired = dict.fromkeys(sorted(expired))
-            ids += islice(expired, limit - len(ids))
-        for tick in ticks:
-            heappush(self._heap, tick)
-        if ticks:
-            self.soonest = float(ticks[0])
+        if self.next > now:
+            return ids
+        empty = 0
+        for chunk in self._chunks:
+            for tick in chunk:
+                if tick > now or len(ids) >= limit or empty >= MAX_EMPTY_TICKS:
+                    return ids
+                expired = self._ticks[tick]
+                empty += not expired
+                ids += sorted(islice(expired, MAX_SORTED_IDS))[: limit - len(ids)] if len(expired) > 1 else expired
         return ids
 
-    def _sweep(self) -> None:
-        """Drop all empty ticks, if they are many. Otherwise a growing number of ids would copy all ticks, a million in 0.2 s."""
-        if 4 * sum(not ids for ids in self._ticks.values()) > len(self._ticks):
-            self._ticks = {tick: ids for tick, ids in self._ticks.items() if ids}
-            self._sorted &= self._ticks.keys()
-            self._heap = list(self._ticks)
-            heapify(self._heap)
-        self._sweep_threshold = 2 * len(self._ticks) + MAX_EMPTY_TICKS
+    def _insert(self, tick: int) -> None:
+        """Add a new tick to its chunk."""
+        chunks, lasts = self._chunks, self._lasts
+        index = bisect_left(lasts, tick)
+        if not chunks:
+            chunks.append([tick])
+            lasts.append(tick)
+        elif index == len(chunks):
+            index -= 1
+            chunks[index].append(tick)
+            lasts[index] = tick
+        else:
+            insort(chunks[index], tick)
+        if len(chunks[index]) > MAX_CHUNK:
+            chunk = chunks[index]
+            half = len(chunk) // 2
+            chunks[index : index + 1] = chunk[:half], chunk[half:]
+            lasts.insert(index, chunk[half - 1])
+
+    def _drop_empty_ticks(self) -> None:
+        """Examine the next `EXAMINED_TICKS` ticks in order, or fewer at the end of a chunk; after the last one, the first ones."""
+        index = bisect_right(self._lasts, self._examined)
+        if index == len(self._chunks):
+            self._examined, index = -1, 0
+        chunk = self._chunks[index]
+        position = bisect_right(chunk, self._examined)
+        for tick in chunk[position : position + EXAMINED_TICKS]:
+            self._examined = tick
+            if self._ticks[tick]:
+                position += 1
+            else:
+                del self._ticks[tick], chunk[position]
+        if index == len(self._chunks) - 1 and position == len(chunk):
+            self._examined = -1  # otherwise it would follow new ticks that are added at the end
+        if chunk:
+            self._lasts[index] = chunk[-1]
+        else:
+            del self._chunks[index], self._lasts[index]

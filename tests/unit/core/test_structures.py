@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from bisect import insort
+from collections.abc import Callable
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from genie.core import Request, wait_queue
+from genie.core import deadlines as deadlines_module
 from genie.core.deadlines import Deadlines
 from genie.core.wait_queue import SortedQueue
 from support.runs.searches import examples
+from work.opcodes import OpcodeCounter
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6)))
 
@@ -75,9 +80,120 @@ def test_deadlines_equal_a_sorted_set(steps: list[tuple[str, int, int]]) -> None
         assert deadlines.next == (min(plain)[0] if plain else float("inf"))
 
 
+@pytest.fixture(name="small_chunks")
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines_module, "MAX_CHUNK", 4)
+    monkeypatch.setattr(deadlines_module, "FEW_TICKS", 7)
+    monkeypatch.setattr(deadlines_module, "MAX_EMPTY_TICKS", 5)
+    monkeypatch.setattr(deadlines_module, "MAX_SORTED_IDS", 3)
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_all_ids_expire_in_the_order_of_their_deadlines() -> None:
+    """Although calls read few empty ticks and sort few ids, all ids are found; `next` is never too late."""
+    chance = random.Random(5)  # noqa: S311
+    for _ in range(200):
+        deadlines = Deadlines()
+        added: set[tuple[int, int]] = set()
+        for id_ in range(chance.randrange(1, 100)):
+            tick = chance.randrange(60)
+            deadlines.add(tick, id_)
+            added.add((tick, id_))
+            if chance.random() < 0.5:
+                removed = chance.choice(sorted(added))
+                deadlines.discard(*removed)
+                added.remove(removed)
+        found: list[tuple[int, int]] = []
+        ticks = {id_: tick for tick, id_ in added}
+        while deadlines.next < float("inf"):
+            assert deadlines.next <= min((tick for tick, _ in added), default=60)
+            for id_ in deadlines.expired(deadlines.next, chance.randrange(1, 5)):
+                found.append((ticks[id_], id_))
+                deadlines.discard(ticks[id_], id_)
+                added.remove((ticks[id_], id_))
+        assert [tick for tick, _ in found] == sorted(ticks.values())
+        assert not added
+        assert not deadlines._ticks
+        assert not deadlines._chunks
+        assert not deadlines._lasts
+
+
 def test_removed_deadlines_take_no_memory() -> None:
     deadlines = Deadlines()
     for number in range(200_000):
         deadlines.add(number * 7 % 1_000_003, number)
         deadlines.discard(number * 7 % 1_000_003, number)
-    assert len(deadlines._heap) < 3_000
+    assert len(deadlines._ticks) < 1_100
+    for number in range(20_000):
+        deadlines.add(number, number)
+    for number in range(20_000):
+        deadlines.discard(number, number)
+        deadlines.add(number * 7 % 1_000_003 + 20_000, number)
+    assert len(deadlines._ticks) < 30_000
+
+
+def test_no_call_reads_all_deadlines() -> None:
+    """Many ticks are added in any order, become empty, and their places are taken by others; in the end all are empty."""
+    deadlines = Deadlines()
+    number = 20_000
+    counts = {"add": 0, "discard": 0, "next": 0, "expired": 0}
+
+    def count(name: str, call: Callable[[], object]) -> None:
+        counter = OpcodeCounter()
+        counter.start()
+        try:
+            call()
+        finally:
+            counter.stop()
+        counts[name] = max(counts[name], counter.count)
+
+    for id_ in range(number):
+        count("add", lambda id_=id_: deadlines.add(id_ * 7 % 20_011, id_))  # type: ignore[misc]
+    for id_ in range(number):
+        deadlines.discard(id_ * 7 % 20_011, id_)
+        if id_ % 4:
+            count("add", lambda id_=id_: deadlines.add(id_ * 11 % 20_011 + 20_011, id_))  # type: ignore[misc]
+    for id_ in range(number):
+        if id_ % 4:
+            count("discard", lambda id_=id_: deadlines.discard(id_ * 11 % 20_011 + 20_011, id_))  # type: ignore[misc]
+    deadlines.add(50_000, 1)
+    for _ in range(100):
+        count("next", lambda: deadlines.next)
+        count("expired", lambda: deadlines.expired(49_000, 1_000))
+    assert counts["add"] < 300
+    assert counts["discard"] < 50
+    assert max(counts.values()) < 100 * deadlines_module.MAX_EMPTY_TICKS
+    assert deadlines.next == 50_000
+    assert len(deadlines._ticks) == 1
+
+
+class CountedId(int):
+    """An id that counts how often it is compared or looked up."""
+
+    __slots__ = ()
+    reads = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedId.reads += 1
+        return int(self) < int(other)
+
+    def __hash__(self) -> int:
+        CountedId.reads += 1
+        return int(self)
+
+
+def test_very_many_ids_of_one_tick_are_not_sorted_at_once() -> None:
+    deadlines = Deadlines()
+    for id_ in range(50_000, 0, -1):
+        deadlines.add(7, CountedId(id_))
+    ended: list[int] = []
+    while len(ended) < 50_000:
+        CountedId.reads = 0
+        ids = deadlines.expired(7, 1_000)
+        assert CountedId.reads <= 3 * deadlines_module.MAX_SORTED_IDS
+        assert len(ids) == 1_000
+        assert ids == sorted(ids)
+        for id_ in ids:
+            deadlines.discard(7, id_)
+        ended += ids
+    assert sorted(ended) == list(range(1, 50_001))
