@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import subprocess
 import sys
 import tracemalloc
@@ -17,6 +18,7 @@ from msgspec import json
 from genie.cli import main
 from genie.core import Context, LockManager, Reason, Request
 from genie.core.commands import Take
+from genie.history import search as search_module
 from genie.history.archiver import archive_complete
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory
@@ -287,3 +289,14 @@ async def test_a_chart_is_well_formed_and_shows_the_window(tmp_path: Path) -> No
     bars = list(tree.iterfind(f"./{space}g/{space}rect"))
     assert [(bar.get("class"), bar.get("x"), bar.get("width")) for bar in bars] == [("held", "260.0", "730.0")] * 2
     assert (tree.find(f"./{space}title").text or "").endswith("35.000 to 16:01:36.000 UTC")
+
+
+def test_the_process_of_a_search_leaves_the_processor_to_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[object] = []
+    monkeypatch.setattr("os.nice", steps.append)
+    monkeypatch.setattr(search_module, "search", lambda *_: steps.append("search") or Result([], more=False))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.encode(Query()))))
+    search_module.main([str(tmp_path)])
+    assert steps == [search_module.NICENESS, "search"]
