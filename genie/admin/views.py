@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from heapq import heappush, heappushpop, nlargest
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -223,6 +223,10 @@ MAX_COMPARED = 20_000
 """Maximum number of held, and of waiting requests that are compared with a text, the oldest first."""
 MAX_COMPARED_RESOURCES = 100
 """Maximum number of resources of a request that are compared with a text."""
+MAX_COMPARING_WORK = 500_000
+"""Work units for comparing requests with a text, after which the response is incomplete."""
+CHARS_PER_WORK_UNIT = 8
+"""Characters of a text beyond ASCII whose case is folded in one work unit."""
 
 
 async def requests(table: LockTable, text: str, limit: int, now: float, budget: WorkBudget) -> models.Requests:
@@ -245,13 +249,18 @@ async def requests(table: LockTable, text: str, limit: int, now: float, budget: 
     compared = [*islice(table.held.values(), MAX_COMPARED), *islice(table.waiting.values(), MAX_COMPARED)]
     response.complete = len(compared) == len(table.held) + len(table.waiting)
     wanted, exact_ids, seen = text.casefold(), {request.id for request in exact}, set[int]()
+    left = MAX_COMPARING_WORK
     for request in (*exact, *compared):
-        await budget.spend(1)
-        if request.id in seen or not (request.id in exact_ids or _matches(request, wanted)):
+        if request.id in seen:
             continue
-        if len(seen) == limit:
+        matches, work = (True, 1) if request.id in exact_ids else _matches(request, wanted)
+        left -= work
+        await budget.spend(work)
+        if left < 0 or (matches and len(seen) == limit):
             response.complete = False
             break
+        if not matches:
+            continue
         seen.add(request.id)
         if request.state is HELD:
             response.held.append(_request_row(request, now))
@@ -261,12 +270,16 @@ async def requests(table: LockTable, text: str, limit: int, now: float, budget: 
     return response
 
 
-def _matches(request: Request, wanted: str) -> bool:
-    """Return whether a text in lower case is part of a name or the note of a request."""
-    texts = (request.transaction, shown_note(request))
-    if any(text is not None and wanted in text.casefold() for text in texts):
-        return True
-    return any(wanted in name.casefold() for name, _ in islice(request.modes(), MAX_COMPARED_RESOURCES))
+def _matches(request: Request, wanted: str) -> tuple[bool, int]:
+    """Return whether a text in lower case is part of a name or the note of a request, and the work of the comparison."""
+    names = (name for name, _ in islice(request.modes(), MAX_COMPARED_RESOURCES))
+    work = 1
+    for text in chain((request.transaction, shown_note(request)), names):
+        if text is not None:
+            work += 2 if text.isascii() else 2 + len(text) // CHARS_PER_WORK_UNIT
+            if wanted in text.casefold():
+                return True, work
+    return False, work
 
 
 def _request_row(request: Request, now: float) -> models.Row:
