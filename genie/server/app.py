@@ -373,13 +373,14 @@ class Server:
             return
         closed = 0
         for connection in list(self.connections):
-            if connection.principal is None or connection.closing:
+            if connection.principal is None:
                 continue
+            was_closing = connection.closing  # it may have commands that were read, but not executed
             current_principal = self.authenticator.reauthorize(connection.principal, connection.certificate)
             connection.reauthorize(current_principal)
-            if not all(namespace.may_keep_watches(connection) for namespace in self.namespaces.values()):
+            if any(namespace.revoke_watches(connection) for namespace in self.namespaces.values()):
                 connection.reauthorize(None)  # revokes all permissions and closes the connection
-            closed += connection.closing  # `reauthorize(None)` closes the connection
+            closed += connection.closing and not was_closing
         log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
 
     def _on_sighup(self) -> None:

@@ -446,13 +446,18 @@ class Dispatcher:
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.outcome.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
 
-    def may_keep_watches(self, connection: Peer) -> bool:
-        """Return whether a connection still has the permission for each prefix that it watches."""
-        principal = connection.principal
-        prefixes = self.watches.prefixes_of(connection)
-        if principal is None or not prefixes:
-            return True
-        return principal.has_permission(INSPECT) and all(may_inspect(principal, prefix) for prefix in prefixes)
+    def revoke_watches(self, connection: Peer) -> bool:
+        """End all watches of a connection that lacks the permission for one of them. Return whether it does.
+
+        They end at once: the end of the connection waits for earlier commands, and these for a client that reads slowly.
+        """
+        principal, prefixes = connection.principal, self.watches.prefixes_of(connection)
+        if principal is None or (
+            principal.has_permission(INSPECT) and all(may_inspect(principal, prefix) for prefix in prefixes)
+        ):
+            return False
+        self.watches.remove_all(connection)
+        return bool(prefixes)
 
     # -- sessions -----------------------------------------------------------------------------------------
 

@@ -225,12 +225,12 @@ class Namespace:
         finally:
             self._internal_clients.discard(client)
 
-    def may_keep_watches(self, connection: Connection) -> bool:
-        """Return whether a connection still has the permission for each prefix that it watches in this namespace."""
+    def revoke_watches(self, connection: Connection) -> bool:
+        """End all watches of a connection in this namespace if it lacks the permission for one of them. Return whether it does."""
         return (
-            self.pipeline is None
-            or connection.handler is not self.pipeline
-            or self.pipeline.may_keep_watches(connection)
+            self.pipeline is not None
+            and connection.handler is self.pipeline
+            and self.pipeline.revoke_watches(connection)
         )
 
     # -- roles --------------------------------------------------------------------------------------------

@@ -382,9 +382,9 @@ class Pipeline:
         """Whether commands are executed now."""
         return not self._commits.store_unavailable and not self._stopped
 
-    def may_keep_watches(self, connection: Peer) -> bool:
-        """Return whether a connection still has the permission for each prefix that it watches."""
-        return self._dispatcher.may_keep_watches(connection)
+    def revoke_watches(self, connection: Peer) -> bool:
+        """End all watches of a connection that lacks the permission for one of them. Return whether it does."""
+        return self._dispatcher.revoke_watches(connection)
 
     def snapshot(self) -> Batch:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -606,6 +607,34 @@ async def test_a_watcher_that_loses_its_permission_is_disconnected(tmp_path: Pat
         assert await outside.receive() == ("closed", {})
         await in_process_server.lock("exclusive:accounts/1")
         assert (await in_process_server.expect("event"))["resource"] == "accounts/1"
+
+
+@pytest.mark.parametrize("half_closes", [False, True])
+async def test_a_removed_watcher_that_reads_slowly_is_sent_nothing_new(tmp_path: Path, half_closes: bool) -> None:
+    """Its commands wait until it reads, and the end of the connection waits for the commands."""
+    path = write_token_file(tmp_path)
+    with running_server(token_file=path) as server:
+        owner = await enter(server, PAYMENTS)
+        await owner.lock(*[f"exclusive:accounts/{i:0>500}" for i in range(1_000)])
+        with socket.create_connection(server.address) as watcher:
+            watcher.sendall(hello(token=LOOK_OUT) + b'{"command":"watch","payload":{"prefix":"accounts/"}}\n' * 60)
+            if half_closes:
+                watcher.shutdown(socket.SHUT_WR)
+            watcher.recv(1, socket.MSG_PEEK)
+            for _ in range(100):  # the server executes one slow command in a batch, until the buffers are full
+                owner.send("ping")
+                await owner.expect("pong")
+            path.write_text(FILE.replace("look out", "look in").replace(LOOK_OUT, LOOK_OUT + "-2"))
+            server.send(signal.SIGHUP)
+            server.until("token file reloaded")
+            await owner.lock("exclusive:accounts/secret")
+            watcher.settimeout(WAIT_S)
+            received = b""
+            while data := watcher.recv(1 << 20):
+                received += data
+        assert b"watching" in received
+        assert b"unauthorized" in received
+        assert b"accounts/secret" not in received
 
 
 # -- how it starts ------------------------------------------------------------------------------------------------
