@@ -74,9 +74,10 @@ def clip(text: str, columns: int) -> str:
     text = printable(text)
     if width(text) <= columns:
         return text
-    while width(text) > columns - 1:
-        text = text[:-1]
-    return text + "…"
+    end, left = 0, columns - 1
+    while (left := left - width(text[end])) >= 0:
+        end += 1
+    return text[:end] + "…"
 
 
 def shorten(text: str, columns: int) -> str:
@@ -87,13 +88,16 @@ def shorten(text: str, columns: int) -> str:
     text = printable(text)
     if width(text) <= columns:
         return text
-    start, end = text[: len(text) // 2], text[len(text) // 2 :]
-    while (start or end) and width(start) + 1 + width(end) > columns:
-        if width(start) > width(end):
-            start = start[:-1]
+    end, begin = len(text) // 2, len(text) // 2  # of what is kept before and after the ellipsis
+    before, after = width(text[:end]), width(text[begin:])
+    while before + 1 + after > columns and (end or begin < len(text)):
+        if before > after:
+            end -= 1
+            before -= width(text[end])
         else:
-            end = end[1:]
-    return f"{start}…{end}"
+            after -= width(text[begin])
+            begin += 1
+    return f"{text[:end]}…{text[begin:]}"
 
 
 def wrap_text(text: str, columns: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import orjson
 import structlog
 
-from genie.text import printable, printable_json
+from genie.text import is_printable, printable, printable_json
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
@@ -76,9 +76,14 @@ class _TolerantLogger:
 def _make_printable(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """Escape what could control the terminal: a path, a name or a reason may come from any client.
 
-    Other values than strings are printed as by `repr`, which escapes such characters.
+    Other values than strings are printed as by `repr`, which leaves invisible characters as they are.
     """
-    return {name: printable(value) if isinstance(value, str) else value for name, value in event_dict.items()}
+    return {name: value if name == "exc_info" else _printable_value(value) for name, value in event_dict.items()}
+
+
+def _printable_value(value: object) -> object:
+    text = value if isinstance(value, str) else repr(value)
+    return value if is_printable(text) else printable(text)
 
 
 def _write_traceback(output: TextIO, error: structlog.typing.ExcInfo) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from shutil import which
 
@@ -111,6 +112,24 @@ def test_long_names_are_clipped_by_their_width() -> None:
     assert width("\u2764\ufe0f") == 1
     assert width("a\u20dd") == 1
     assert width("\u1112\u1161\u11ab") == 2
+
+
+@pytest.mark.parametrize("shorten_text", [clip, shorten])
+def test_a_long_text_is_measured_few_times(
+    shorten_text: Callable[[str, int], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may choose a name whose escapes have 5,000 characters."""
+    measured = 0
+
+    def measure(text: str) -> int:
+        nonlocal measured
+        measured += len(text)
+        return width(text)
+
+    monkeypatch.setattr("genie.cli.format.width", measure)
+    name = "é" + "\U000e0100" * 511
+    assert width(shorten_text(name, 40)) <= 40
+    assert measured <= 4 * len(printable(name))
 
 
 def test_omitted_names_are_counted() -> None:
