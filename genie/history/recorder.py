@@ -368,7 +368,7 @@ class History:
                     stdout=asyncio.subprocess.PIPE,
                 )
             except OSError as error:
-                log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+                log.warning("history archiver not started", namespace=self._namespace, error=str(error))
             else:
                 try:
                     output, _ = await process.communicate()

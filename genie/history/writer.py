@@ -168,7 +168,7 @@ class _Archiver:
                     self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
                 )
             except OSError as error:  # for example, the limit of processes is reached
-                log.warning("archiver of the history not started", namespace=self._namespace, error=str(error))
+                log.warning("history archiver not started", namespace=self._namespace, error=str(error))
                 self.retry_later()
         return dropped
 
@@ -310,7 +310,8 @@ class HistoryWriter:
         else:
             if not self._dropped_by_thread.count:
                 log.warning(
-                    "history recording paused: GENIE_HISTORY_MAX_MB leaves no room until files are archived",
+                    "history recording paused",
+                    reason="GENIE_HISTORY_MAX_MB leaves no room until files are archived",
                     namespace=self._namespace,
                     directory=str(self.directory),
                     raw_bytes=self._other_bytes + file.size,

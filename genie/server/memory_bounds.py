@@ -23,10 +23,10 @@ from genie.protocol.limits import MAX_NOTE, MAX_REF
 from genie.protocol.resources import MAX_NAME
 from genie.server.machine import RECEIVE_BUFFER_BYTES
 from genie.server.sessions import (
+    GUARANTEED_REPLIES,
     MAX_RETAINED_REPLIES_TOTAL,
     MAX_RETAINED_REPLY_BYTES,
     SESSION_BYTES,
-    UNSHARED_REPLIES,
 )
 from genie.server.state_size import WATCH_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
@@ -42,7 +42,7 @@ ENDED_REQUEST_BYTES: Final = REQUEST_BYTES + SHORT_NAMES * NAME_BYTES
 """A request that is retained with its reply. A larger one is not retained."""
 REPLY_BYTES: Final = ENDED_REQUEST_BYTES + MAX_RETAINED_REPLY_BYTES
 """A retained reply of a session. A reply without a session has no message."""
-CONNECTION_BYTES: Final = 8 * KIB + WRITE_BUFFER_BYTES + SESSION_BYTES + UNSHARED_REPLIES * ENDED_REQUEST_BYTES
+CONNECTION_BYTES: Final = 8 * KIB + WRITE_BUFFER_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
 """A connection with its session, the replies that it retains in any case, and its unread output that is not counted."""
 TLS_BYTES: Final = 704 * KIB
 """The buffers of OpenSSL and asyncio of a connection that has received long lines. Otherwise they take about 50 KiB."""

@@ -19,7 +19,7 @@ class OpeningTurns:
     """
 
     def __init__(self) -> None:
-        self._left_s = OPENING_BATCH_S
+        self._remaining_s = OPENING_BATCH_S
         self._waiting: deque[Callable[[], None]] = deque()
         """The functions that process the postponed input of connections, in the order of arrival."""
         self._is_scheduled = False
@@ -28,14 +28,14 @@ class OpeningTurns:
     @property
     def has_time(self) -> bool:
         """Whether input may be processed now. Otherwise it must be postponed."""
-        return not self._waiting and self._left_s > 0
+        return not self._waiting and self._remaining_s > 0
 
     def run(self, process: Callable[[], None]) -> None:
         """Process input now."""
         started = time.monotonic()
         process()
-        self._left_s -= time.monotonic() - started
-        if self._left_s <= 0:
+        self._remaining_s -= time.monotonic() - started
+        if self._remaining_s <= 0:
             self._schedule()
 
     def postpone(self, process: Callable[[], None]) -> None:
@@ -50,10 +50,10 @@ class OpeningTurns:
 
     def _run_waiting(self) -> None:
         """Process the waiting input for the time of one iteration."""
-        self._is_scheduled, self._left_s = False, OPENING_BATCH_S
+        self._is_scheduled, self._remaining_s = False, OPENING_BATCH_S
         for _ in range(len(self._waiting)):  # a connection that is postponed again waits for the next iteration
             self.run(self._waiting.popleft())
-            if self._left_s <= 0:
+            if self._remaining_s <= 0:
                 break
         if self._waiting:
             self._schedule()

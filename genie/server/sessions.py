@@ -26,7 +26,7 @@ MAX_RETAINED_REPLIES_TOTAL = 100_000
 """Maximum number of terminal replies that all sessions together retain. Beyond it the oldest reply of the principal with
 the most is dropped. A named principal has a share of it (`Limits.principal_share`)."""
 
-UNSHARED_REPLIES = 4
+GUARANTEED_REPLIES = 4
 """Number of terminal replies that each connection without a session can retain, whatever the others retain. The connections
 together can retain `MAX_RETAINED_REPLIES_TOTAL` more."""
 
@@ -212,7 +212,7 @@ class Session:
         self.retained_replies: deque[RetainedReply] | None = None
         """Terminal replies, oldest first. Without a key: only replies to requests with a `ref`. None instead of an empty deque,
         which would take 600 bytes in every session."""
-        self.reply_limit = UNSHARED_REPLIES
+        self.reply_limit = GUARANTEED_REPLIES
         """Number of replies that the session can retain without asking the session table. Only without a key."""
         self._received_until = -inf
         """Replies sent up to this time are presumed received (ms, lock manager's clock)."""
@@ -358,10 +358,10 @@ class SessionTable:
         """When detached sessions expire. The ids are session numbers."""
         self._ended_with_requests = 0
         """Number of ended sessions without a key to which held requests still refer."""
-        self._shared_replies = 0
-        """Number of replies that connections without a session can retain beyond their `UNSHARED_REPLIES`."""
-        self._reply_shares: Shares = {}
-        """The part of `_shared_replies` of each named principal."""
+        self._extra_replies = 0
+        """Number of replies that connections without a session can retain beyond their `GUARANTEED_REPLIES`."""
+        self._extra_replies_by_principal: Shares = {}
+        """The part of `_extra_replies` of each named principal."""
 
     @property
     def disconnected(self) -> int:
@@ -397,21 +397,23 @@ class SessionTable:
         added = min(
             session.reply_limit,
             MAX_RETAINED_REPLIES - session.reply_limit,
-            MAX_RETAINED_REPLIES_TOTAL - self._shared_replies,
+            MAX_RETAINED_REPLIES_TOTAL - self._extra_replies,
         )
         if principal is not None:
-            added = max(0, min(added, self._max_replies_of_a_principal - self._reply_shares.get(principal, 0)))
+            added = max(
+                0, min(added, self._max_replies_of_a_principal - self._extra_replies_by_principal.get(principal, 0))
+            )
         session.reply_limit += added
-        self._shared_replies += added
-        add(self._reply_shares, principal, added)
+        self._extra_replies += added
+        add(self._extra_replies_by_principal, principal, added)
         return added > 0
 
     def _reset_reply_limit(self, session: Session, principal: str | None) -> None:
         """Return what `raise_reply_limit` has added to the limit of a session."""
-        added = session.reply_limit - UNSHARED_REPLIES
-        self._shared_replies -= added
-        subtract(self._reply_shares, principal, added)
-        session.reply_limit = UNSHARED_REPLIES
+        added = session.reply_limit - GUARANTEED_REPLIES
+        self._extra_replies -= added
+        subtract(self._extra_replies_by_principal, principal, added)
+        session.reply_limit = GUARANTEED_REPLIES
 
     @property
     def _max_replies_of_a_principal(self) -> int:

@@ -51,7 +51,7 @@ class SystemdNotifier:
         if not address:
             return None
         if address[0] not in "/@" or len(address) == 1:
-            log.warning("service manager is not notified", reason=f"NOTIFY_SOCKET={address} is no Unix socket")
+            log.warning("service manager not notified", reason=f"NOTIFY_SOCKET={address} is no Unix socket")
             return None
         return cls(address, _watchdog_timeout_s(environment), read_status)
 

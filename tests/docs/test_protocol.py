@@ -215,7 +215,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Held locks, one for each resource of a request; checked on arrival, so waiting requests may be granted beyond it": SETTINGS.limits.max_locks,
         "Wait-queue entries, one for each resource of a waiting request": SETTINGS.limits.max_queue,
         "Retained replies of all connections without a session together, beyond the replies that each can retain": sessions.MAX_RETAINED_REPLIES_TOTAL,
-        "Retained replies that each connection without a session can retain": sessions.UNSHARED_REPLIES,
+        "Retained replies that each connection without a session can retain": sessions.GUARANTEED_REPLIES,
         "Bytes of held and waiting requests, sessions and watches": SETTINGS.limits.max_state,
         "Steps of the search for a deadlock and of the rearrangement of queues, for one request": MAX_ARRIVAL_STEPS,
         "Connections": SETTINGS.limits.max_connections,

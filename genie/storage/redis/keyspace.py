@@ -197,7 +197,7 @@ class Keyspace:
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
-        """Decode the reply of `read.lua`. With `asking`, the slot is being migrated, and keys may not have arrived yet."""
+        """Decode the reply of `read.lua`, and record its epoch. With `asking`, the slot is being migrated, and may lack keys."""
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
         if "epoch" not in meta:

@@ -180,10 +180,10 @@ class LogReader:
         if entries:
             size = sum(len(value) for _, fields in entries for value in fields)
             self._max_count = max(1, self._max_read_bytes * len(entries) // size)
-        return [self._decode(id_, fields) for id_, fields in entries]
+        return [self._advance(id_, fields) for id_, fields in entries]
 
-    def _decode(self, id_: bytes, fields: list[bytes]) -> LogEntry:
-        """Decode a log entry and advance the reader. Raises LogTruncated if the entry does not follow the previous one."""
+    def _advance(self, id_: bytes, fields: list[bytes]) -> LogEntry:
+        """Move the reader to a log entry, and return it decoded. Raises LogTruncated if it does not follow the previous entry."""
         position, values = decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))
         base = values.get(b"base")
         if base is not None:  # a takeover

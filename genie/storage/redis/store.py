@@ -305,7 +305,8 @@ class RedisStore:
 
         Then commit an empty batch: replicas that have acknowledged the empty batch also have the snapshot.
         """
-        self._log.warning("redis lost acknowledged commits, restoring them from memory")
+        redis = self._primary.address
+        self._log.warning("primary rolled back acknowledged commits, restoring snapshot", address=redis and str(redis))
         await cancel_and_wait(self._checkpointing)
         history, snapshot = self._history(), self._snapshot()
         await retry_until_done(

@@ -40,7 +40,7 @@ from genie.server.memory_bounds import CONNECTION_BYTES, ENDED_REQUEST_BYTES, RE
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.server.pipeline import Pipeline
-from genie.server.sessions import MAX_RETAINED_REPLIES, SESSION_BYTES, UNSHARED_REPLIES
+from genie.server.sessions import GUARANTEED_REPLIES, MAX_RETAINED_REPLIES, SESSION_BYTES
 from genie.server.state_size import MAX_REQUEST_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.storage.memory import MemoryStore
@@ -261,7 +261,7 @@ def test_the_account_is_the_sum_of_the_state(seed: int) -> None:
     assert server.size.bytes == 0
     assert (server.size.requests, server.size.short_requests, server.size.shares) == ({}, {}, {})
     sessions = server.dispatcher.sessions
-    assert (sessions._shared_replies, sessions._reply_shares, sessions._reply_count) == (0, {}, 0)
+    assert (sessions._extra_replies, sessions._extra_replies_by_principal, sessions._reply_count) == (0, {}, 0)
     assert not sessions._replies
 
 
@@ -596,10 +596,10 @@ def test_connections_of_a_principal_retain_only_its_share_of_replies(monkeypatch
         return len(peer.session.retained_replies or ())
 
     orders = [server.connect("orders") for _ in range(3)]
-    assert [end_requests(peer, 80) for peer in orders] == [50 + UNSHARED_REPLIES] + 2 * [UNSHARED_REPLIES]
-    assert end_requests(server.connect("wallets"), 80) == 50 + UNSHARED_REPLIES
+    assert [end_requests(peer, 80) for peer in orders] == [50 + GUARANTEED_REPLIES] + 2 * [GUARANTEED_REPLIES]
+    assert end_requests(server.connect("wallets"), 80) == 50 + GUARANTEED_REPLIES
     server.lose(orders[0])
-    assert end_requests(orders[1], 80) == 50 + UNSHARED_REPLIES
+    assert end_requests(orders[1], 80) == 50 + GUARANTEED_REPLIES
 
 
 def test_a_new_leader_charges_the_sessions_and_replies_of_each_principal() -> None:
@@ -675,10 +675,10 @@ def test_connections_without_a_session_share_the_replies_that_they_retain(monkey
         return len(peer.session.retained_replies or ())
 
     assert end_requests(peers[0], 80) == 80
-    assert [end_requests(peer, 80) for peer in peers[1:]] == [UNSHARED_REPLIES] * 4
+    assert [end_requests(peer, 80) for peer in peers[1:]] == [GUARANTEED_REPLIES] * 4
     server.lose(peers[0])
     assert end_requests(peers[1], 80) > 60
-    assert server.dispatcher.sessions._shared_replies <= 100
+    assert server.dispatcher.sessions._extra_replies <= 100
     monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 10**6)
     assert end_requests(peers[2], MAX_RETAINED_REPLIES + 50) == MAX_RETAINED_REPLIES
 
@@ -699,7 +699,7 @@ async def test_connections_take_at_most_their_bound() -> None:
             connection = Connection(pipeline, Limits(), admission)
             connection.connection_made(RecordingTransport([].append))
             lines = [{"command": "hello", "payload": {"note": wide(number, 256)}}]
-            for reply in range(UNSHARED_REPLIES):
+            for reply in range(GUARANTEED_REPLIES):
                 texts = {
                     "transactionName": ascii_text(number),
                     "note": ascii_text(number),
@@ -717,7 +717,7 @@ async def test_connections_take_at_most_their_bound() -> None:
         taken = tracemalloc.get_traced_memory()[0] - started
     finally:
         tracemalloc.stop()
-    assert all(len(connection.session.retained_replies or ()) == UNSHARED_REPLIES for connection in connections)
+    assert all(len(connection.session.retained_replies or ()) == GUARANTEED_REPLIES for connection in connections)
     assert taken / count <= CONNECTION_BYTES - WRITE_BUFFER_BYTES - 2_048
     pipeline.stop()
 
