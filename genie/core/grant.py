@@ -254,12 +254,12 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
         if (name in uncontended or name in resources) and not _is_compatible(
             table, name, request.owner, exclusive=True
         ):
-            return _already_owns(table, request)
+            return request.transaction is not None and _already_owns(table, request, request.transaction)
     for name in request.shared:
         if (name in uncontended or name in resources) and not _is_compatible(
             table, name, request.owner, exclusive=False
         ):
-            return _already_owns(table, request)
+            return request.transaction is not None and _already_owns(table, request, request.transaction)
     return True
 
 
@@ -299,11 +299,11 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
     return not _is_held_against(resource, table.grant_count(owner, name), exclusive)
 
 
-def _already_owns(table: LockTable, request: Request) -> bool:
-    """Return whether the owner of a request already holds all its resources, each in the same or a stronger mode."""
-    if request.transaction is None or request.transaction not in table.transactions:
+def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
+    """Return whether the transaction of a request already holds all its resources, each in the same or a stronger mode."""
+    if transaction not in table.transactions:
         return False
-    grants, uncontended, resources = table.transactions[request.transaction].grants, table.uncontended, table.resources
+    grants, uncontended, resources = table.transactions[transaction].grants, table.uncontended, table.resources
     for name in request.exclusive:
         if name not in grants or not (name in uncontended or resources[name].exclusive_count):
             return False

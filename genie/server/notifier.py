@@ -125,8 +125,6 @@ class Notifier:
 
     def end_wait(self, request: Request) -> FirstBlockers | None:
         """Drop what is kept for a request while it waits. Return its first blockers, or None if they were not kept."""
-        if request.context is NO_CONTEXT:  # the usual case: nothing is kept
-            return None
         self.size.end_wait(request)
         return self.size.first_blockers.pop(request.id, None)
 
@@ -134,9 +132,11 @@ class Notifier:
         """Send `locked` for a request that was granted after a wait."""
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
-        self.outcome.store(request)
+        outcome = self.outcome
+        if outcome.durable:
+            outcome.changes[request.id] = request
         self.stats.record_granted(event)
-        first_blockers = self.end_wait(request)
+        first_blockers = None if request.context is NO_CONTEXT else self.end_wait(request)
         if session is not None:
             session.on_granted(request)
             connection = session.connection
@@ -147,7 +147,7 @@ class Notifier:
                     if first_blockers is None
                     else replies.locked_after_wait(request, *first_blockers)
                 )
-                self.outcome.granted.append(connection)
+                outcome.granted.append(connection)
         if self._watched:
             self.watch_events.publish(request, "locked")
 

@@ -164,7 +164,8 @@ class Pipeline:
                 self._execute_now(connection, items, is_only=True)
             elif not self._stopped:
                 self._only_connection = connection
-                self._schedule()  # the next input is not the first of this iteration
+                # From now on an input is not the first of this iteration. No batch is scheduled or in flight.
+                self._scheduled = self._loop.call_soon(self._run_scheduled)
                 self._execute_now(connection, items, is_only=False)
             return
         if self._stopped:
