@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from heapq import heappop, heappush
 from math import floor, inf
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from genie import core
 from genie.core import (
@@ -108,28 +108,22 @@ class Replay:
 
     def run(self, lines: Iterable[Line]) -> None:
         """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not do what they say."""
-        ahead = deque[Line]()
         source = iter(lines)
-        while True:
-            line = ahead.popleft() if ahead else next(source, None)
-            if line is None:
-                break
-            if isinstance(line, Released) and line.reason is Reason.DISCONNECTED and not self._unconfirmed_events:
-                group = [line]  # ended together: their locks were removed before any waiter was granted
-                while (following := next(source, None)) is not None:
-                    if not (
-                        isinstance(following, Released)
-                        and following.reason is Reason.DISCONNECTED
-                        and following.at == line.at
-                    ):
-                        ahead.append(following)
-                        break
-                    group.append(following)
-                self._disconnect(group)
-                for each in group:
-                    self._confirm(each)
+        line = next(source, None)
+        while line is not None:
+            if not _is_disconnection(line) or self._unconfirmed_events:
+                self._apply(line)
+                line = next(source, None)
                 continue
-            self._apply(line)
+            # Requests that end at the same time end together: all their locks are removed before any waiter is granted.
+            group = [line]
+            line = next(source, None)
+            while _is_disconnection(line) and line.at == group[0].at:
+                group.append(line)
+                line = next(source, None)
+            self._disconnect(group)
+            for each in group:
+                self._confirm(each)
         self.is_cut_off = bool(self._unconfirmed_events)
 
     def _apply(self, line: Line) -> None:
@@ -257,6 +251,11 @@ class Replay:
                 self.ends += 1
         if not is_same:
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but {_describe(event)} happened")
+
+
+def _is_disconnection(line: Line | None) -> TypeGuard[Released]:
+    """Return whether a line is the end of a request whose connection was lost."""
+    return isinstance(line, Released) and line.reason is Reason.DISCONNECTED
 
 
 def _granting_command(manager: LockManager, request: Request) -> core.Command:

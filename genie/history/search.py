@@ -169,50 +169,50 @@ class _Search:
 
     def _collect(self) -> bool:
         """Find the requests of the window. Return whether earlier files may have further ones, because the limit is exceeded."""
-        has_window = has_more = False
+        is_covered = False
+        """Whether the files that were read have all requests of the window."""
         for segment in reversed(self._segments):
             if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
                 continue
-            here, first_at = self._read(segment)
-            # The file in which the window begins has all requests of the window. Only the index makes it cheap to look in
-            # earlier files for the arrival of requests that are carried into it.
-            arrivals = self._merge(here, segment, known_only=has_window)
-            if has_window and not arrivals:
+            entries, first_at = self._read(segment)
+            has_known = self._merge(entries, segment, known_only=is_covered)
+            if is_covered and not has_known:
                 break
-            has_window = has_window or (segment.is_self_contained and first_at <= self._since)
-            if has_window:
+            is_covered = is_covered or (segment.is_self_contained and first_at <= self._since)
+            if is_covered:
+                # Only with keys the index makes it cheap to look in earlier files for the arrivals of carried requests.
                 if not (self._keys and any(entry.asked_at is None for entry in self._found.values())):
                     break
             elif sum(first_at <= entry.begins_at <= self._until for entry in self._found.values()) > self._limit:
-                has_more = True  # no request of an earlier file arrived later than these
-                break
-        return has_more
+                return True  # no request of an earlier file arrived later than these
+        return False
 
     def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
         """Return the matching requests of a file by id, and the time of its first event that was read. Counts its gaps."""
-        here, first_at = dict[int, Entry](), inf
+        entries, first_at = dict[int, Entry](), inf
         others: dict[int, tuple[str | None, str | None]] = {}
+        """The transaction and the client of the other requests, by id, which may be waited for."""
         is_self_contained = segment.is_self_contained
         self._gaps += not is_self_contained and segment.stem in self._first_stems
         for line in chain.from_iterable(self._lines_of(segment)):
             if not isinstance(line, (Opened, Carried)):
                 first_at = min(first_at, line.at)
             if isinstance(line, Queued):
-                if line.id in here:
+                if line.id in entries:
                     continue  # carried twice
                 if self._matches(line):
-                    here[line.id] = _entry(line)
+                    entries[line.id] = _entry(line)
                 else:
                     others[line.id] = line.transaction, line.principal
             elif isinstance(line, (Locked, Released)):
-                if (entry := here.get(line.id)) is not None:
+                if (entry := entries.get(line.id)) is not None:
                     _apply(line, entry)
                 elif not is_self_contained and line.id not in others:
                     self._unmatched.setdefault(line.id, []).append(line)
             elif isinstance(line, Gap) and not line.live and line.at <= self._until and self._since <= line.until:
                 self._gaps += 1
-        _name_waiters(here.values(), others)
-        return here, segment.header.first_at if segment.is_archived and segment.header.events else first_at
+        _name_waiters(entries.values(), others)
+        return entries, segment.header.first_at if segment.is_archived and segment.header.events else first_at
 
     def _matches(self, line: Queued) -> bool:
         """Return whether a request matches the resource, the transaction and the client of the query."""
@@ -223,13 +223,13 @@ class _Search:
             and (client is None or client == line.principal)
         )
 
-    def _merge(self, here: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
+    def _merge(self, entries: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
         """Add the requests of an earlier file. Return whether later files have some of them as well.
 
         With `known_only`, requests that no later file has are left out.
         """
         has_known = False
-        for id_, entry in here.items():
+        for id_, entry in entries.items():
             later = self._found.get(id_)
             if later is not None:
                 has_known = True
