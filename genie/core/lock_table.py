@@ -133,8 +133,12 @@ class LockTable:
         if request.transaction is not None:
             transaction = self._transaction(request.transaction)
             transaction.held[id_] = request
-            for name in request.names():
-                transaction.grants[name] = transaction.grants.get(name, 0) + 1
+            grants = transaction.grants
+            if not grants:
+                grants |= dict.fromkeys(request.names(), 1)
+            else:
+                for name in request.names():
+                    grants[name] = grants.get(name, 0) + 1
 
     def remove_held(self, request: Request) -> AffectedQueues:
         """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now."""
@@ -265,10 +269,14 @@ class LockTable:
         transaction = self.transactions[owner]
         del transaction.held[request.id]
         transaction.held_classes = None
-        for name in request.names():
-            transaction.grants[name] -= 1
-            if not transaction.grants[name]:
-                del transaction.grants[name]
+        grants = transaction.grants
+        if not transaction.held:
+            grants.clear()
+        else:
+            for name in request.names():
+                grants[name] -= 1
+                if not grants[name]:
+                    del grants[name]
         self._discard_if_empty(owner, transaction)
 
     def _discard_if_empty(self, name: str, transaction: Transaction) -> None:

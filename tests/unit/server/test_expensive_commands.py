@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from genie.access import Principal
-from genie.core import Inspection, Request, Row, State
-from genie.protocol import replies
+from genie.core import Inspection, LockManager, Release, Request, Row, State
+from genie.errors import RequestRejected
+from genie.protocol import commands, replies
 from genie.server import dispatcher
 from support.core.sliced_pipeline import SECRET, SLICE, Client, World
+from work.opcodes import OpcodeCounter
 
 NAMES = 60
 FOREVER = 3_600_000
@@ -151,3 +154,31 @@ def test_an_inspection_compares_a_bounded_number_of_names_with_prefixes() -> Non
     assert CountedName.compared <= replies.MAX_READ_NAMES + 100 * replies.MAX_ROW_RESOURCES
     assert reply.count(b'"resourcesTotal":10000') == 100
     assert b"own/9001" in reply
+
+
+def instructions(call: Callable[[], object]) -> int:
+    counter = OpcodeCounter()
+    counter.start()
+    try:
+        call()
+    finally:
+        counter.stop()
+    return counter.count
+
+
+@pytest.mark.parametrize("name", ["own/{}", "\ue000{}", "\U0010ffff{}", "{}\u00a0"])
+def test_a_request_with_very_many_choices_executes_few_instructions_for_each(name: str) -> None:
+    """Whether its characters are printable or not."""
+    any_of = [f"exclusive:{name.format(number)}" for number in range(9_000)]
+    text = line("request", anyOf=any_of, target=len(any_of), transactionName="t", ref="r").rstrip()
+    manager = LockManager()
+    count = instructions(lambda: manager.step(commands.read(text), 0.0))  # type: ignore[arg-type]
+    count += instructions(lambda: manager.step(Release(1), 0.0))
+    assert not manager.table.locks
+    assert count < 110 * len(any_of)
+
+    def read_invalid() -> None:
+        with pytest.raises(RequestRejected, match="twice"):
+            commands.read(line("request", anyOf=any_of + any_of[-1:], target=1).rstrip())
+
+    assert instructions(read_invalid) < 160 * len(any_of)
