@@ -500,6 +500,7 @@ class _Simulation:
         self._median_hold_ms = median(holds) if holds else DEFAULT_HOLD_MS
 
     def run(self) -> Outcome:
+        """Simulate all recorded arrivals, then the time until the last recorded end. Return the outcome."""
         last, has_begun = 0.0, False
         for request in self._by_arrival():
             line = request.line
@@ -527,6 +528,7 @@ class _Simulation:
         yield from sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
 
     def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:
+        """Execute a request, with the change if `changed`, or load it if it was live when the period began."""
         line, manager = recorded.line, self._manager
         if recorded.was_live and isinstance(line, Carried):
             request = make_request(line)
@@ -551,6 +553,7 @@ class _Simulation:
         self._step(request, line.at)
 
     def _schedule_end(self, request: Request, granted_at: float) -> None:
+        """Schedule the release of a granted request after its recorded duration, or after the median duration."""
         recorded = self._recorded[request.id]
         if recorded.granted_at is None:
             hold_ms = self._median_hold_ms
@@ -581,6 +584,7 @@ class _Simulation:
             self._handle(self._manager.step(Continue(), now), now)
 
     def _handle(self, events: list[core.Event], now: float) -> None:
+        """Schedule the releases of granted requests, and count the grants and the ends in the period."""
         outcome = self._outcome
         for event in events:
             if isinstance(event, (core.Granted, core.Locked)):

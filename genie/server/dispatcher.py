@@ -148,7 +148,7 @@ class Dispatcher:
             if not self._end_session(session, now) or self._ended_count >= MAX_EXPIRED_SESSIONS:
                 break  # the rest of this session, and the other sessions, end in the next batch
         if self.watch_events.waiting:
-            self.watch_events.send_waiting()  # last, because it may set `soonest`, which the search for deadlines sets, too
+            self.watch_events.send_waiting()  # last, because the search for deadlines replaces `soonest`, which this may set
 
     def recover(self, replies: Iterable[RetainedReply], now: float) -> None:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""

@@ -555,6 +555,7 @@ class CommitWriter:
             return Outcome.NOT_STORED
         if meta.position == (epoch.number, index) and meta.has_log:
             return Outcome.STORED
+        # A lost or shorter log lacks stored batches. A longer one has batches that this leader has not sent.
         return Outcome.ROLLED_BACK if meta.position < (epoch.number, index) else Outcome.OTHER_LEADER
 
     # -- failures -----------------------------------------------------------------------------------------

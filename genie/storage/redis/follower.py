@@ -345,7 +345,7 @@ class Follower:
         if not delay_s:
             return True
         await asyncio.sleep(delay_s)
-        log_end = self._keyspace.log_end
+        log_end = self._keyspace.log_end  # `read` replaces it
         stored = await self._keyspace.read()
         return (stored and stored.position) == (meta and meta.position) and self._keyspace.log_end == log_end
 
