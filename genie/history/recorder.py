@@ -38,6 +38,8 @@ from genie.history.writer import HistoryWriter, clean_up_command, namespace_dire
 
 JOINED_LINES: Final = 32
 """Number of stored lines that are joined together: so few that they are still in the processor's cache."""
+LONG_BYTES: Final = 64 << 10
+"""Bytes of stored lines from which on few lines are joined, too: a line may have a MiB, and is decoded when it is joined."""
 WRITTEN_BYTES: Final = 256 << 10
 """Bytes of joined lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
@@ -80,6 +82,8 @@ class Recorder:
         """The length of `_lines` when the last mark of a note was appended, like `_mark_end`."""
         self._stored_count = 0
         """How many of `_lines` are stored. Only these are written, because the others may be lost with the leadership."""
+        self._stored_bytes = 0
+        """The bytes of the stored lines, approximately."""
         self._is_flush_due = False
         """Whether the timer has fired during a commit, so that `on_stored` must write all lines."""
         self._joined: list[bytes] = []
@@ -173,11 +177,13 @@ class Recorder:
             self._marked_note, self._note_end = self._earlier_note, NO_MARK
 
     def on_stored(self) -> None:
-        """Mark all lines so far as stored. Join and write them if they are many."""
-        self._stored_count = stored = len(self._lines)
+        """Mark all lines so far as stored. Join and write them if they are many or long."""
+        lines = self._lines
+        self._stored_bytes += sum(map(len, lines[self._stored_count :]))
+        self._stored_count = stored = len(lines)
         if self._is_flush_due:
             self.flush()
-        elif stored >= JOINED_LINES:
+        elif stored >= JOINED_LINES or self._stored_bytes >= LONG_BYTES:
             self._join()
             if self._joined_bytes >= WRITTEN_BYTES:
                 self._write()
@@ -208,7 +214,8 @@ class Recorder:
         if len(text) > records.MAX_UNCHECKED_BYTES * len(self._lines) and not self._redaction.prefixes:
             text = b"\n".join(map(records.without_padding, self._lines)) + b"\n"
         self._lines.clear()
-        self._stored_count, self._mark_end, self._note_end = 0, NO_MARK, NO_MARK
+        self._stored_count = self._stored_bytes = 0
+        self._mark_end = self._note_end = NO_MARK
         if self._redaction.prefixes:
             text = records.encode_lines(map(self._redaction.redact_line, self._decoder.decode(text)))
         self._joined.append(text)

@@ -25,6 +25,7 @@ from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import RAW, list_segments, recorded_terms
 from genie.history.writer import HistoryWriter
+from genie.protocol import commands
 from support.core.history_recording import PRINCIPALS, T0, Recording, release_line
 
 MIB = 1 << 20
@@ -408,6 +409,28 @@ async def test_padded_lines_are_recorded_without_their_padding(tmp_path: Path) -
     assert [line for line in chain.from_iterable(segment.read()) if not isinstance(line, Opened)] == (
         records.RawDecoder().decode(b"\n".join([lines[1], *padded]))
     )
+
+
+@pytest.mark.parametrize("redacted", [(), ("secret/",)])
+async def test_long_lines_are_decoded_with_the_batch_that_stores_them(
+    tmp_path: Path, redacted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = list[int]()
+    read = commands.read
+
+    def record(line: bytes) -> object:
+        decoded[-1] += len(line)
+        return read(line)
+
+    recording = Recording(tmp_path, redacted, as_lines=True)
+    monkeypatch.setattr(commands, "read", record)
+    line = b'{"command":"request","payload":{"resources":["exclusive:a"]' + b" " * 100_000 + b"}}"
+    for now in range(8):
+        decoded.append(0)
+        recording.recorder.begin_turn(now, None).append(line)
+        recording.recorder.on_stored()
+    recording.stop()
+    assert decoded == [len(line)] * 8
 
 
 @pytest.mark.parametrize("names", [1, 40])
