@@ -42,7 +42,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     function = unwrap(pyfuncitem.obj)  # pytest-asyncio may have wrapped it
     arguments = {name: pyfuncitem.funcargs[name] for name in signature(function).parameters}
     if not iscoroutinefunction(function):
-        raise TypeError(f"the marker genie_explore needs an async test function, and {pyfuncitem.name} is none")
+        raise TypeError(f"the marker genie_explore needs an async test function, which {pyfuncitem.name} is not")
     try:
         explore(lambda: function(**arguments), **marker.kwargs)
     except Violation as violation:

@@ -24,7 +24,7 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
     the private key. None: the certificate file also contains the key.
 
     Raises:
-        ValueError: if a file is wrong; the message names the environment variable and the file.
+        ValueError: if a file is invalid; the message names the environment variable and the file.
 
     """
     _check_pem(certificate, "GENIE_TLS_CERT", marker=b"CERTIFICATE-----", kind="certificate")
@@ -45,7 +45,7 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
 
 
 def load_ca(context: ssl.SSLContext, file: str) -> None:
-    """Trust the CA certificates in a PEM file. Raises ValueError, which names GENIE_TLS_CA, if the file is wrong."""
+    """Trust the CA certificates in a PEM file. Raises ValueError, which names GENIE_TLS_CA, if the file is invalid."""
     _check_pem(file, "GENIE_TLS_CA", marker=b"CERTIFICATE-----", kind="certificate")
     try:
         context.load_verify_locations(file)

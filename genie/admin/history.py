@@ -66,7 +66,7 @@ async def _search(directory: Path, query: Query) -> Result:
             await process.wait()
     if process.returncode != 0:
         last_line = errors.decode(errors="replace").rstrip().rpartition("\n")[2]
-        log.error("search of the history failed", directory=str(directory), error=last_line)
+        log.error("history search failed", directory=str(directory), error=last_line)
         raise ApiError(500, "unreadable", "the history cannot be read; the log of the server has details")
     return msgspec.json.decode(output, type=Result)
 

@@ -101,7 +101,7 @@ class Phase:
 def load(name_or_path: str) -> list[Phase]:
     """Return the phases of a built-in profile or of a TOML file.
 
-    Raises ValueError if there is no such file, or if its content is not a profile. The message names the wrong key.
+    Raises ValueError if there is no such file, or if its content is not a profile. The message names the invalid key.
     """
     text = BUILT_IN.get(name_or_path)
     if text is None:
@@ -121,7 +121,7 @@ def load(name_or_path: str) -> list[Phase]:
 
 
 def parse(text: str) -> list[Phase]:
-    """Return the phases of a profile in TOML. Raises ValueError; the message names the wrong key."""
+    """Return the phases of a profile in TOML. Raises ValueError; the message names the invalid key."""
     document = tomllib.loads(text)
     _reject_unknown(document, ["phase"], "")
     phases = document.get("phase")

@@ -180,7 +180,7 @@ def server_hint(error: BaseException) -> str:
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:
-    """Return what has set a parameter: the environment variable, the key of the configuration file, or else the option."""
+    """Return the source of a parameter: the environment variable, the key of the configuration file, or else the option."""
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP:
         return str(ctx.meta[FILE_SOURCES][param.name])
     if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:

@@ -62,7 +62,7 @@ def _report_lines(shown: Order, now_ms: float, columns: int | None) -> Iterator[
 
 
 def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:
-    """Yield a line with what is wrong, and two lines for each direction: its example, and how often it was seen."""
+    """Yield a line with the problem, and two lines for each direction: its example, and how often it was seen."""
     yield f"Can deadlock: {printable(inversion.description)}."
     for edge in inversion.edges:
         example = edge.example
@@ -86,7 +86,7 @@ def _edge_cells(edge: OrderEdge, now_ms: float) -> list[str]:
 
 
 def _dot_lines(shown: Order, *_: object) -> Iterator[str]:
-    """Yield the lines of a digraph: an arrow from what is held to what is asked for then."""
+    """Yield the lines of a digraph, with an arrow from each held class to each class that is requested next."""
     in_inversions = [edge for inversion in shown.inversions for edge in inversion.edges]
     inverted = {(edge.held, edge.asked) for edge in in_inversions}
     # An edge of an inversion may be beyond the limit, and an edge may be in several inversions.

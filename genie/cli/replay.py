@@ -79,14 +79,14 @@ def replay(
     history_dir: Path,
     namespace: str | None,
 ) -> None:
-    """Repeat what the lock manager did, and show each step: the queues before and after, and why a request was not granted.
+    """Repeat the recorded commands, and show each step: the queues before and after, and why a request was not granted.
 
-    With RESOURCE, only the steps of its requests. --what-if shows what would have come of changed requests instead:
+    With RESOURCE, only the steps of its requests. --what-if simulates changed requests instead, and compares the outcomes:
     priority=NUMBER, queue-timeout=30s, transaction-timeout=1m or removed, for the requests that match all --of
     (transaction=PATTERN, resource=PATTERN, client=PATTERN).
     """
     if selectors and not changes:
-        raise click.UsageError("--of needs --what-if")
+        raise click.UsageError("--of requires --what-if: it selects the requests to change")
     if resource is not None and changes:
         raise click.UsageError(
             "--what-if simulates all resources: select the changed requests with --of resource=PATTERN"

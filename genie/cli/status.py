@@ -22,7 +22,7 @@ def status(server: QueriedServer, output: Output, is_local: bool) -> None:
     """Check that the server responds: exit status 0 if it does, 1 if not.
 
     With --local: show the role of one server in each namespace, and the leader. The exit status is 0 if the server is ready.
-    It needs no token, and works in the environment of `genie serve`, such as that of a container.
+    It needs no token, and works in the environment of `genie serve`, for example in its container.
 
     Of several servers, the leader is checked. The numbers of held and waiting requests are shown to principals that
     may inspect all resources (JSON: null for others). The last line is the version of the server, whether it is

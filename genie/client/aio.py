@@ -186,7 +186,7 @@ class LockContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock at the end of the block, or raise LockLost if the lock was lost meanwhile.
+        """Release the lock at the end of the block, or raise LockLost if the lock was lost during the block.
 
         A failed release is retried in the background. If the block has raised an error, that error is propagated, with a
         note about the failed release.
@@ -211,7 +211,7 @@ class LockContext:
             return
         problem = await release_after_error(self._connection, [request])
         if problem is not None:
-            error.add_note(f"In addition, lock {lock.id} could not be released: {problem}")
+            error.add_note(f"lock {lock.id} was not released: {problem}")
 
 
 async def release_after_error(connection: AsyncConnection, requests: Sequence[Request]) -> GenieError | None:
@@ -331,7 +331,7 @@ class TransactionContext:
             return
         problem = await release_after_error(self._connection, self.locks.held())
         if problem is not None and error is not None:
-            error.add_note(f"In addition, the locks of {self.locks.name!r} could not be released: {problem}")
+            error.add_note(f"the locks of {self.locks.name!r} were not released: {problem}")
         if is_lost and not cancelled_by_another:
             try:
                 self.locks.check_not_lost()
@@ -441,7 +441,7 @@ def connect(  # noqa: PLR0913 - one for each option
             certificate. The files are read for each connection. The server's certificate and host name are verified.
 
     Raises:
-        ValueError, TypeError: if an argument, or an environment variable that replaces it, is wrong.
+        ValueError, TypeError: if an argument, or an environment variable that replaces it, is invalid.
 
     """
     options = ClientOptions(connect_timeout, response_timeout, session, session_timeout, token, namespace, note, lazy)
@@ -520,7 +520,7 @@ class Client:
         queue timeout, which is extended as long as the block runs. If the leadership is lost, the block is cancelled,
         and the `async with` statement raises LockLost. At the end of the block the next candidate becomes the leader.
 
-        `leadership.fence` is a fencing token: that of a later leader is greater.
+        `leadership.fence` is a fencing token. A later leader has a greater fencing token.
 
         Args:
             name: the name of the resource that all candidates lock, without a mode.
@@ -665,7 +665,7 @@ class Client:
                 as in `acquire`.
 
         Raises:
-            ValueError, TypeError: if an argument is wrong, or at the start of the block, if a transaction with this name
+            ValueError, TypeError: if an argument is invalid, or at the start of the block, if a transaction with this name
                 runs in this client.
 
         """
@@ -684,16 +684,17 @@ class Client:
 
         All locks are released at the end of each attempt. Before the work is repeated, one request locks everything that
         the earlier attempts have asked for: that request cannot deadlock, so the work does not lose twice to the same
-        transactions. The work must undo what it has done, or do nothing, before it has all of its locks.
+        transactions. The work may be repeated until it has all of its locks: before that, it must change nothing, or undo
+        its changes.
 
         Args:
             work: an async function. Its argument is the transaction: `lock = await tx.lock("accounts/2")`.
             name: the name of the transaction, as in `transaction`. None: a unique name.
             attempts: how often the work is done at most. Only Deadlock repeats it.
-            options: those of `transaction`, for each lock.
+            options: as in `transaction`, for each lock.
 
         Raises:
-            Deadlock: if the last attempt has ended in a deadlock, too.
+            Deadlock: if the last attempt has also ended in a deadlock.
             LockLost: if a lock was lost during the work, which was cancelled.
             Exception: any other error of the work.
 

@@ -104,7 +104,7 @@ class AsyncConnection:
             explain_unavailable=self._servers.explain_unavailable,
         )
         """The protocol state machine."""
-        if not callable(check_token(options.token)):  # raises an error if the token or its file is wrong
+        if not callable(check_token(options.token)):  # raises an error if the token or its file is invalid
             self.session.handshake.use_token(resolve_token(options.token))
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
@@ -137,7 +137,7 @@ class AsyncConnection:
     # -- events of the transport --------------------------------------------------------------------------
 
     def on_connected(self, handler: TransportHandler) -> None:
-        """Prepare a new connection; if its attempt was given up meanwhile, close the connection."""
+        """Prepare a new connection, or close it if its attempt was given up."""
         transport = cast("asyncio.Transport", handler.transport)
         if handler.abandoned:
             transport.abort()
@@ -281,7 +281,7 @@ class AsyncConnection:
     def _read_credentials(self, address: Address) -> SSLContext | None:
         """Read the token and the certificates again, because they may have been replaced. Returns the TLS context.
 
-        Raises OSError if a file is wrong, maybe because it is just being replaced, or a function of the caller fails.
+        Raises OSError if a file is invalid, for example while it is being replaced, or if a function of the caller fails.
         """
         try:
             self.session.handshake.use_token(resolve_token(self._options.token))
@@ -290,7 +290,7 @@ class AsyncConnection:
             raise OSError(f"no token or certificate for the connection: {error}") from error
 
     def _greet(self, handler: TransportHandler) -> None:
-        """Start the handshake on a new connection, unless it was closed, or another attempt has won, meanwhile."""
+        """Start the handshake on a new connection, unless the connection was closed or another attempt has won."""
         if handler.closed.is_set() or self._handler is not None:
             handler.handshake_done.set()
             return

@@ -41,8 +41,7 @@ class Calls:
         self.outcomes: list[Outcome] = []
         """What the session will return to the I/O layer next."""
         self.pending: dict[str, Call] = {}
-        """The calls without a reply on this connection, by their `ref`. Releases by the `ref` of a request are not among
-        them."""
+        """The calls without a reply on this connection, by their `ref`, except releases by the `ref` of a request."""
         self.deferred: list[Call] = []
         """Calls that wait for the next connection, except for releases. A caller limits their wait."""
         self.deferred_releases: list[Release] = []
@@ -126,7 +125,7 @@ class Calls:
         return Unavailable(f"{problem}: {answers}")
 
     def take_outcomes(self) -> list[Outcome]:
-        """Return the outcomes since the last call of this method. Their callers no longer wait."""
+        """Remove and return the outcomes since the last call of this method. Clears the deadlines of their callers."""
         outcomes, deadlines = self.outcomes, self._deadlines
         self.outcomes = []
         if deadlines:
@@ -149,6 +148,6 @@ class Calls:
                 self.outcomes.append(Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")))
 
     def take_deferred(self) -> list[Call]:
-        """Return the calls that wait for a connection, except for releases. They wait no longer."""
+        """Remove and return the calls that wait for a connection, except releases."""
         deferred, self.deferred = self.deferred, []
         return deferred

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum, auto
@@ -223,13 +224,13 @@ class Request(Call):
         self.connection_number = 0
         """The last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf
-        """When the transaction timeout ends, or that of an extension which shortens the lock and has no answer yet."""
+        """When the transaction timeout ends; earlier if an unanswered extension shortens the lock."""
         self.last_extension = ""
         """The `ref` of the last extension that was sent; empty: there was none."""
         self.shortened_by = ""
         """The `ref` of the last extension that shortened the lock when it was sent; empty: there was none."""
         self.lease = NO_LEASE
-        """The lease of the session to which the lock is bound, which ends the lock, too."""
+        """The lease of the session to which the lock is bound. The lock also ends with this lease."""
         self.renew_at = math.inf
         """When the watchdog sends the next extension."""
         self.release: Release | None = None
@@ -399,7 +400,7 @@ def make_request(
     locked once, exclusively if either of the two is exclusive. `ref` identifies the request in the protocol.
 
     Raises:
-        ValueError, TypeError: if an argument is wrong.
+        ValueError, TypeError: if an argument is invalid.
         RequestRejected: if the encoded command is longer than the protocol allows.
 
     """
@@ -608,7 +609,7 @@ def make_any_request(
     request never waits: the server grants or rejects it at once. `ref` identifies the request in the protocol.
 
     Raises:
-        ValueError, TypeError: if an argument is wrong.
+        ValueError, TypeError: if an argument is invalid.
         RequestRejected: if the encoded command is longer than the protocol allows.
 
     """
@@ -619,7 +620,8 @@ def make_any_request(
     candidates = tuple([parse_resource_arg(check_resource_type(resource)) for resource in resources])
     choices = {parse_resource(resource)[1]: resource for resource in candidates}
     if len(choices) < len(candidates):
-        raise ValueError("resources must not contain a name twice")
+        counts = Counter(parse_resource(resource)[1] for resource in candidates)
+        raise ValueError(f"resources must contain each name once, not {counts.most_common(1)[0][0]!r} twice")
     if weights is not None and len(weights) != len(candidates):
         raise ValueError(f"weights must have as many entries as resources ({len(candidates)}), but has {len(weights)}")
     for weight in weights or ():

@@ -65,7 +65,7 @@ class Address(NamedTuple):
     tls: SSLContext | Literal[True] | None = None
 
     def context(self) -> SSLContext | None:
-        """Return the context of a new connection. Raises ValueError if a file is wrong."""
+        """Return the context of a new connection. Raises ValueError if a file is invalid."""
         return tls_context() if self.tls is True else self.tls
 
 
@@ -83,7 +83,7 @@ def parse_addresses(
         ssl: True, or the context of TLS connections. For True, environment variables configure TLS (`tls_context`).
 
     Raises:
-        ValueError: if an address, the port or a TLS variable is wrong, or `ssl` contradicts a prefix.
+        ValueError: if an address, the port or a TLS variable is invalid, or `ssl` contradicts a prefix.
         TypeError: if `ssl` is neither a bool nor a context.
 
     """
@@ -94,7 +94,7 @@ def parse_addresses(
     texts = host.split(",") if isinstance(host, str) else host
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
-        raise ValueError("host must contain at least one server address")
+        raise ValueError(f"host must contain at least one server address, not {host!r}")
     # One address with `genies://` selects TLS for all addresses without a prefix.
     use_tls = bool(ssl) or (ssl is None and any(text.startswith(TLS) for text in texts))
     for text in texts:
@@ -105,7 +105,7 @@ def parse_addresses(
         tls = ssl if isinstance(ssl, SSLContext) else True
     addresses = [_parse_prefixed(text, tls) for text in texts]
     for address in addresses:
-        address.context()  # raises an error if a file is wrong
+        address.context()  # raises an error if a file is invalid
     default_port = None if port is None else parse_port(port, "port")
     if default_port is None and all(address.port for address in addresses):
         return addresses
@@ -135,7 +135,7 @@ def _warn_of_service_link(value: str) -> None:
 def _parse_prefixed(text: str, tls: SSLContext | Literal[True] | None) -> Address:
     """Parse an address with an optional prefix. With `genie://` the connection is plain, and `tls` is ignored.
 
-    The port 0 stands for that of addresses without a port.
+    An address without a port gets the port 0, which the caller replaces by the default port.
     """
     if text.startswith(PLAIN):
         tls = None

@@ -16,7 +16,7 @@ _warned_of: set[str] = set()
 
 
 def to_seconds(duration: float | timedelta, name: str) -> float:
-    """Return a duration in seconds. `name` is that of the argument.
+    """Return a duration in seconds. `name` is the name of the argument.
 
     The first plain number of `SUSPECTED_FROM_S` or more emits a UserWarning, which names both units. The caller rejects
     a number that is too great.

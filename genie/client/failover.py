@@ -17,8 +17,8 @@ ATTEMPT_TIMEOUT_S = 5.0
 """Limit of one attempt: the TCP connection, TLS and the handshake."""
 
 HELLO_PATIENCE_S = 1.0
-"""How long other servers wait for their turn in the first round, while one does not answer `hello`, since it may hang. Less
-if `connect_timeout` would not suffice for two such waits at each server."""
+"""Time limit for the answer of a server to `hello` in the first round if other servers remain, because the server may hang.
+The limit is shorter if `connect_timeout` does not suffice for two such waits at each server."""
 
 MAX_REDIRECTS = 3
 """Redirects to a leader that are followed in one round over the servers."""
@@ -43,7 +43,7 @@ class AddressRound:
             yield address
 
     def take(self) -> Address | None:
-        """Return the next address; None: all were tried, unless a server names another leader."""
+        """Remove and return the next address, or None if there is none. A leader that is named later is another address."""
         leader = self._servers.take_leader()
         if leader is not None and leader not in self._tried and self._redirects < MAX_REDIRECTS:
             self._redirects += 1
@@ -99,7 +99,7 @@ class ServerList:
         return self._leader is not None
 
     def take_leader(self) -> Address | None:
-        """Return the leader that a follower has named, once, or None."""
+        """Forget and return the leader that a follower has named, or None."""
         leader, self._leader = self._leader, None
         return leader
 

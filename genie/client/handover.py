@@ -70,17 +70,18 @@ class Handover(Generic[T]):
 
 
 class Guard(weakref.ref[Any]):
-    """Notices that an object of the caller was garbage collected, although what it owns was not ended.
+    """Reports that a context or watch of the caller was garbage collected without having been ended.
 
-    An exception of a signal handler can strike before the first instruction of `__exit__`. A method `__del__` would notice
-    that, too, but an exception that strikes in `__del__` is lost. So the callback of this reference is a function in C.
+    This happens if a signal handler raises an exception before the first instruction of `__exit__`. A method `__del__` would
+    also detect it, but an exception of a signal handler inside `__del__` is lost. So the callback of this weak reference is a
+    function in C.
     """
 
     __slots__ = ("owned",)
 
     def __init__(self, owner: object, dropped: deque[Guard], owned: Any) -> None:  # noqa: ARG002 - used by __new__
         self.owned = owned
-        """What must be ended."""
+        """The request or the watch that must be ended."""
 
     def __new__(cls, owner: object, dropped: deque[Guard], owned: Any) -> Self:  # noqa: ARG004 - used by __init__
         """Make a guard that appends itself to `dropped` when `owner` is garbage collected."""

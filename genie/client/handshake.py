@@ -70,7 +70,7 @@ class Handshake:
         self.has_ended = False
         """Whether the client must not connect again, because other processes use its session."""
         self._rejection: RequestRejected | None = None
-        """The error that ended the client, or that of the last server if all have rejected this client for good."""
+        """The error that ended the client, or the error of the last server if all servers have rejected this client for good."""
         self._takeovers = 0
         """Number of connections in a row that have ended by a takeover."""
         self._is_taken_over = False

@@ -1,4 +1,4 @@
-"""`once`: a job that only one of several machines runs each time, and that no other one repeats for a while after it."""
+"""`once`: a job that only one of several machines runs each time, and that no machine repeats for some time afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
     - Unavailable if no server accepts the client: the job does not run.
 
     Raises:
-        ValueError, TypeError: if `name` or `hold` is wrong, or the job is a generator function.
+        ValueError, TypeError: if `name` or `hold` is invalid, or the job is a generator function.
 
     """
     make_request("", [name], transaction_timeout=hold)  # checks the arguments

@@ -58,7 +58,7 @@ ENDED: Final = RequestState.ENDED
 
 
 class Requests:
-    """The requests of one session. `session_timeout` is in seconds, and so is every `now`."""
+    """The requests of one session. `session_timeout` and every `now` are in seconds."""
 
     def __init__(self, handshake: Handshake, calls: Calls, session_timeout: float) -> None:
         self.live = LiveRequests()

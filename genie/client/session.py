@@ -43,7 +43,7 @@ class ClientSession:
     Args:
         secret: the secret that identifies the session to the server. None: a random secret.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
-        response_timeout: seconds that a caller waits for a server. A request waits for its queue timeout, too.
+        response_timeout: seconds that a caller waits for a server. A request also waits for its queue timeout.
         namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
         note: sent with every `hello`, as the note of all requests without one. None: no note.
         explain_unavailable: returns why there is no connection, for errors.
@@ -135,7 +135,7 @@ class ClientSession:
         error = self.handshake.rejection
         if error is None:
             return
-        for call in self._unsent_calls():
+        for call in self._take_unsent_calls():
             if call.future is not None:
                 self.calls.outcomes.append(Outcome(call, error=errors.copy_rejection(error)))
         for watch in self.watches.all():
@@ -143,8 +143,8 @@ class ClientSession:
         for request in self.requests.live.waiting():
             self.requests.fail(request, errors.copy_rejection(error), now)
 
-    def _unsent_calls(self) -> list[Call]:
-        """Return all calls that wait for a connection, except for requests. Only releases wait for it any longer."""
+    def _take_unsent_calls(self) -> list[Call]:
+        """Return all calls that wait for a connection, except requests. Only the releases stay queued."""
         return [*self.calls.take_deferred(), *self.calls.deferred_releases, *self.requests.live.releases_by_ref()]
 
     def begin_close(self, now: float) -> list[Outcome]:
@@ -166,7 +166,7 @@ class ClientSession:
         """
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason)
-        for call in self._unsent_calls():
+        for call in self._take_unsent_calls():
             error = ConnectionLost(f"{reason}, before the reply arrived")
             self.calls.outcomes.append(Outcome(call, error=error))
         self.requests.on_closed()
@@ -213,7 +213,7 @@ class ClientSession:
         try:
             lines = self._line_reader.feed(data)
         except LineTooLong as error:
-            lines = error.lines  # the complete lines before the one that is too long
+            lines = error.lines  # the complete lines before the line that is too long
             self.handshake.close_reason = f"the server sent a line of more than {MAX_LINE_FROM_SERVER} bytes"
         for line in lines:
             try:

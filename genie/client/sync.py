@@ -164,9 +164,9 @@ class LockContext:
             return
         problem = release_after_error(self._connection, [request])
         if problem is not None:
-            error.add_note(f"In addition, lock {lock.id} could not be released: {problem}")
+            error.add_note(f"lock {lock.id} was not released: {problem}")
         elif request.error is not None:
-            error.add_note(f"In addition, {request.error}")
+            error.add_note(str(request.error))
 
 
 def release_after_success(connection: SyncConnection, requests: Sequence[Request]) -> None:
@@ -298,10 +298,10 @@ class TransactionContext:
             return
         problem = release_after_error(self._connection, self.locks.held())
         if problem is not None:
-            error.add_note(f"In addition, the locks of {self.locks.name!r} could not be released: {problem}")
+            error.add_note(f"the locks of {self.locks.name!r} were not released: {problem}")
         for request in self.locks.requests:
             if request.error is not None:
-                error.add_note(f"In addition, {request.error}")
+                error.add_note(str(request.error))
 
 
 class Watch(WatchInfo):

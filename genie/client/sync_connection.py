@@ -81,9 +81,9 @@ class SyncConnection:
         self._submitted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         """Functions that the background thread must execute, with their arguments."""
         self._guards: set[Guard] = set()
-        """The guards of the contexts and watches that were not ended. Any thread adds and removes them."""
+        """The guards of the contexts and watches that were not ended. Any thread adds and removes guards."""
         self._dropped: deque[Guard] = deque()
-        """Those of them whose context or watch was garbage collected."""
+        """The guards whose context or watch was garbage collected."""
         self._checks_guards = False
         """Whether a call of `_check_guards` is scheduled."""
 
@@ -424,7 +424,7 @@ class SyncConnection:
         return guard
 
     def unguard(self, guard: Guard) -> None:
-        """Forget a guard, because its owner has ended what it owns."""
+        """Forget a guard, because its context or watch was ended."""
         self._guards.discard(guard)
 
     def _check_guards(self) -> None:

@@ -72,7 +72,7 @@ class RunningNames:
 
 
 class Attempts:
-    """How often the work of a transaction is done, and what is locked before it is done again."""
+    """Limits how often the work of a transaction is attempted, and records which names the attempts have asked for."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
@@ -102,10 +102,10 @@ class Attempts:
 
 
 class TransactionLocks:
-    """The requests of one attempt of a transaction. `options` are those of each request.
+    """The requests of one attempt of a transaction. Each request has the `options`.
 
     Raises:
-        ValueError, TypeError: if the name or an option is wrong.
+        ValueError, TypeError: if the name or an option is invalid.
 
     """
 
@@ -130,7 +130,7 @@ class TransactionLocks:
         Raises:
             RuntimeError: if the transaction has ended.
             LockLost: if a lock of the transaction was lost.
-            ValueError, TypeError: if a resource is wrong.
+            ValueError, TypeError: if a resource is invalid.
 
         """
         self.check_not_ended()
@@ -151,7 +151,7 @@ class TransactionLocks:
             raise self.ended_error()
 
     def ended_error(self) -> RuntimeError:
-        """Return the error of a call that waits for a lock, or asks for one, when the block has ended."""
+        """Return the error of a call that waits for a lock when the block ends, or requests a lock later."""
         return RuntimeError(f"the transaction {self.name!r} has ended: lock in its block only")
 
     def check_not_lost(self) -> None:
@@ -161,7 +161,7 @@ class TransactionLocks:
                 raise copy_lock_lost(request.error)
 
     def waiting(self) -> list[Request]:
-        """Return the requests that still wait, in other tasks or threads than that of the block."""
+        """Return the requests that still wait, in tasks or threads other than the one of the block."""
         return [request for request in self.requests if request.state is RequestState.WAITING]
 
     def held(self) -> list[Request]:
@@ -170,7 +170,7 @@ class TransactionLocks:
 
 
 class TransactionInfo:
-    """What a running transaction says about itself."""
+    """The attributes of a running transaction that `genie.Transaction` and `genie.sync.Transaction` have in common."""
 
     __slots__ = ("_locks",)
 

@@ -60,7 +60,7 @@ class ContentionStats:
     def entries(self) -> Iterator[tuple[str, Contention]]:
         """Yield each resource once, in no order, with its total contention in both windows.
 
-        The iteration continues with the state at its start, even if conflicts are recorded meanwhile.
+        The iteration continues with the state at its start, even if conflicts are recorded between two steps.
         """
         previous, current = self._previous.copy(), self._current.copy()
         for name, earlier in previous.items():

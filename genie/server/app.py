@@ -230,7 +230,7 @@ class Server:
         error = role_loop.exception()
         if self._ready.is_set():  # before `_ready` is set, `start` raises the error, and the caller logs it
             defect = None if isinstance(error, UnknownFormat | UnsafeStore) else error
-            log.error("namespace failed, server stops", reason=str(error), exc_info=defect)
+            log.error("namespace failed, stopping server", reason=str(error), exc_info=defect)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()
@@ -323,9 +323,9 @@ class Server:
             if name in applied:
                 log.info("setting changed", setting=file_key(name), **values)
             else:
-                log.warning("setting not changed, it needs a restart", setting=file_key(name), **values)
+                log.warning("setting change postponed until restart", setting=file_key(name), **values)
         if not changed:
-            log.info("configuration reloaded, no setting has changed")
+            log.info("configuration reloaded without changes")
         return applied
 
     @staticmethod

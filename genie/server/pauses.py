@@ -39,5 +39,5 @@ class PauseDetector:
         late_s, cpu_s = self._machine.elapsed_s() - self._due_at, time.process_time() - self._cpu_s
         if late_s >= MIN_PAUSE_S and cpu_s < late_s / 2:
             reason = "it was stopped, suspended with its machine, or got no processor time"
-            log.warning("process was paused", paused_ms=round(late_s * 1000), reason=reason)
+            log.warning("process paused", paused_ms=round(late_s * 1000), reason=reason)
         self._schedule()

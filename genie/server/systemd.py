@@ -51,7 +51,7 @@ class SystemdNotifier:
         if not address:
             return None
         if address[0] not in "/@" or len(address) == 1:
-            log.warning("service manager not notified", reason=f"NOTIFY_SOCKET={address} is no Unix socket")
+            log.warning("service manager notification disabled", reason=f"NOTIFY_SOCKET={address} is not a Unix socket")
             return None
         return cls(address, _watchdog_timeout_s(environment), read_status)
 
@@ -92,7 +92,7 @@ class SystemdNotifier:
             self._sock.sendto("\n".join(fields).encode(), self._address)
         except OSError as error:
             if not self._has_failed:
-                log.warning("service manager not notified", fields=fields, reason=str(error))
+                log.warning("service manager notification failed", fields=fields, reason=str(error))
             self._has_failed = True
 
 

@@ -167,7 +167,7 @@ async def test_a_process_that_was_paused_says_so() -> None:
         server.send(signal.SIGSTOP)
         time.sleep(1.6)  # noqa: ASYNC251 - the length of the pause
         server.send(signal.SIGCONT)
-        assert 1_000 <= server.until("process was paused")["paused_ms"] < 60_000
+        assert 1_000 <= server.until("process paused")["paused_ms"] < 60_000
 
 
 async def test_a_changed_token_file_is_reloaded_without_a_signal(tmp_path: Path) -> None:

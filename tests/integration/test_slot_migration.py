@@ -95,7 +95,7 @@ async def test_a_leader_commits_during_a_slot_migration(redis: Cluster, first: s
                 await errors(lines, "TRYAGAIN")
             if first == "state":
                 await soon(acknowledged[0])
-                assert {line["event"] for line in lines} == {"checkpoint failed, it is repeated"}
+                assert {line["event"] for line in lines} == {"checkpoint failed, retrying"}
             else:
                 assert not acknowledged[0].done()
 

@@ -115,7 +115,7 @@ def test_a_follower_of_a_later_leader_refuses_to_lead_and_stops(
         events.add(follower.until("")["event"])
     change(namespace)
     resign(namespace)
-    failure = follower.until("namespace failed, server stops")
+    failure = follower.until("namespace failed, stopping server")
     assert reason in failure["reason"]
     assert "exception" not in failure
     assert follower.wait() == 1
@@ -131,7 +131,7 @@ async def test_a_server_that_stops_hands_over_its_other_namespaces(redis: Redis)
         await client.acquire("a", transaction_timeout=600)
         set_other_version(namespace)
         namespace.client.xadd(namespace.log, {"batch": "1.000 10 10"}, "7-1")
-        await asyncio.to_thread(server.until, "namespace failed, server stops")
+        await asyncio.to_thread(server.until, "namespace failed, stopping server")
         assert await asyncio.to_thread(server.wait) == 1
     report = json.loads(genie_cli("store", "check", "--json", redis_url=redis.url, namespace="own").stdout)
     assert (report["sound"], report["leader"], report["sizes"]["held"]) == (True, None, 1)

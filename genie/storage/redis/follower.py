@@ -126,7 +126,7 @@ class Follower:
                 try:
                     await self._keyspace.collect_garbage()
                 except RedisFailure as error:  # this node leads nevertheless
-                    self._log.warning("unused keys not deleted, the next leader deletes them", error=str(error))
+                    self._log.warning("unused key deletion failed, leaving it to the next leader", error=str(error))
                 self._balancer.set_leader(self._keyspace.name, self._node.address)
                 return state_machine
 
@@ -149,7 +149,7 @@ class Follower:
             case Action.LOAD_SNAPSHOT:
                 await self._load_replica()
             case Action.DISCARD_REPLICA:
-                self._log.warning("replica diverged from primary, discarding it")
+                self._log.warning("replica diverged from primary, discarding replica")
                 self._replica.discard()
             case Action.TAIL_LOG if meta is not None and meta.node is not None:
                 await self._tail_log(meta, meta.node)

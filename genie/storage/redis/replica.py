@@ -109,7 +109,7 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                     f"checkpoint, {encode_position(latest.checkpoint.position)}: wait for the next checkpoint of the leader, "
                     f"or stop all servers, delete the keys of the namespace and restore a backup"
                 ) from None
-            log.warning("log truncated while the state was loaded, loading again")
+            log.warning("log truncated during load, reloading state")
 
 
 async def _catch_up(

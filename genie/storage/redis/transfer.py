@@ -193,7 +193,9 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
         history = EpochHistory() if meta is None else meta.history
         await keyspace.restore_snapshot(None, state, history)
     except LeadershipLost as error:
-        raise TransferError(f"a server has begun to lead the namespace {namespace!r} meanwhile: {error}") from None
+        raise TransferError(
+            f"a server became the leader of the namespace {namespace!r} during the import: {error}"
+        ) from None
     except (UnknownFormat, DecodeError, LogIncomplete) as error:
         raise TransferError(str(error)) from None
     else:

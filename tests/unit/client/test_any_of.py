@@ -167,8 +167,8 @@ def test_an_error_reply_fails_only_that_request():
     [
         (([], 1), {}, "1 to 10000"),
         ((["a"] * 10_001, 1), {}, "1 to 10000"),
-        ((["a", "exclusive:a"], 1), {}, "a name twice"),
-        ((["a", "shared:a"], 1), {}, "a name twice"),
+        ((["a", "exclusive:a"], 1), {}, "each name once, not 'a' twice"),
+        ((["a", "shared:a"], 1), {}, "each name once, not 'a' twice"),
         ((["exclsive:a"], 1), {}, "not a mode"),
         ((["a"], 0), {}, "target"),
         ((["a"], -1), {}, "target"),

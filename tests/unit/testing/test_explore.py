@@ -522,7 +522,7 @@ def test_the_marker_needs_an_async_function() -> None:
         funcargs={},
         get_closest_marker=lambda _name: pytest.mark.genie_explore(seeds=1).mark,
     )
-    with pytest.raises(TypeError, match="needs an async test function, and test_it is none"):
+    with pytest.raises(TypeError, match="needs an async test function, which test_it is not"):
         pytest_pyfunc_call(cast("pytest.Function", item))
 
 
