@@ -36,7 +36,7 @@ MAX_LOGGED_RESOURCES = 10
 
 
 class Monitor:
-    """Samples one namespace. A request is logged once it has waited for `slow_wait_ms`; 0 disables the log of slow waits."""
+    """Samples one namespace. A request that has waited for `slow_wait_ms` is logged. 0 disables the log of slow waits."""
 
     def __init__(
         self,

@@ -146,7 +146,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Deliver the expected reply, or parse the received bytes; close the connection if they are not valid RESP."""
+        """Deliver the expected reply, or parse the received bytes. Close the connection if they are not valid RESP."""
         if data == self._expected_reply and not self._replies:
             self._deliver(self._expected_reply)
             return

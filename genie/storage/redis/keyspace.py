@@ -244,7 +244,7 @@ class Keyspace:
         return await self._acquire(takeover)
 
     def confirm_acquisition(self, meta: Meta | None) -> bool:
-        """If `acquire_leadership` has succeeded but its reply was lost, record the success. Return whether this is the case.
+        """Record that `acquire_leadership` has succeeded although its reply was lost. Return False if it has not succeeded.
 
         Without this, the node would take its own epoch for that of another leader, which lacks the commits that only this node
         has in memory. `meta` must be the first read after the attempt: before a later read another node may have led.
@@ -263,7 +263,7 @@ class Keyspace:
         return bool(await self.primary.write("SADD", self.key("candidates"), self._candidate_id))
 
     async def publish_position_and_compare(self, position: Position) -> bool:
-        """Publish this candidate's replicated position; return whether another candidate has published a later one.
+        """Publish this candidate's replicated position, and return whether another candidate has published a later position.
 
         The position must be published again within `POSITION_TTL_S`; positions that are not published again are ignored.
         Each publication has a new count. Other nodes measure the time since the value last changed, so clocks of different

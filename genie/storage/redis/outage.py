@@ -15,7 +15,7 @@ LOG_INTERVAL_S = 10.0
 
 
 def failed_since(error: BaseException, now: float) -> float:
-    """Return the time since which Redis has not answered: after a timeout, the start of the call; otherwise `now`."""
+    """Return the time since which Redis has not answered: the start of the call after a timeout, or else `now`."""
     return now - CALL_TIMEOUT_S if isinstance(error, NoReply) else now
 
 

@@ -55,7 +55,7 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     session_note: str | None = None
     """The note of the session's requests that have no `note`."""
     line: str = ""
-    """The message of a retained reply, without its newline; empty if the session released the request itself."""
+    """The message of a retained reply, without its newline. Empty if the session released the request itself."""
 
 
 class _EndedPayload(Struct, gc=False):

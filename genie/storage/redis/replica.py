@@ -242,7 +242,7 @@ class LocalReplica:
         self.lazy = LazyReplica(state_machine)
 
     def append(self, entry: BatchCommitted) -> None:
-        """Apply one batch to the loaded state; without a loaded state, do nothing."""
+        """Apply one batch to the loaded state. Do nothing without a loaded state."""
         if self.lazy is not None:
             self.lazy.append(entry)
 
