@@ -182,3 +182,19 @@ def test_a_request_with_very_many_choices_executes_few_instructions_for_each(nam
             commands.read(line("request", anyOf=any_of + any_of[-1:], target=1).rstrip())
 
     assert instructions(read_invalid) < 160 * len(any_of)
+
+
+async def test_a_reload_executes_few_instructions_for_each_watch(world: World) -> None:
+    client = Client(world)
+    client.connection.principal = Principal("p", ("own/",))
+    for number in range(100):
+        client.send("watch", prefix=f"own/{number}")
+    await world.settle()
+    assert client.commands() == ["watching"] * 100
+    revoke = world.pipeline._dispatcher.revoke_watches
+    assert instructions(lambda: revoke(client.connection)) < 15 * 100
+    client.connection.principal = Principal("p", ("other/",), frozenset(("admin",)))
+    assert not revoke(client.connection)
+    client.connection.principal = Principal("p", ("own/1",))
+    assert revoke(client.connection)
+    assert not world.pipeline._dispatcher.watches.prefixes
