@@ -7,8 +7,10 @@ from itertools import combinations, pairwise
 from genie.core.deadlines import NEVER
 from genie.core.grant import is_grantable
 from genie.core.manager import LockManager
-from genie.core.model import Mode, Owner, Request, State
+from genie.core.model import Owner, Request, State
+from genie.core.special import Counted, Subtree, contains
 from genie.core.wait_queue import LockedResource
+from genie.lock_modes import Mode, S
 
 
 class Violation(AssertionError):
@@ -27,8 +29,9 @@ def check(manager: LockManager) -> None:
 
 
 def conflict(one: Request, other: Request, name: str) -> bool:
-    """Return whether two requests cannot hold the resource `name` at the same time."""
-    return one.owner != other.owner and Mode.EXCLUSIVE in (one.mode(name), other.mode(name))
+    """Return whether two requests cannot hold the resource `name` at the same time. Units exclude each other only by number."""
+    modes = {one.mode(name), other.mode(name)}
+    return one.owner != other.owner and modes not in ({Mode.SHARED}, {Mode.UNITS})
 
 
 def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
@@ -64,18 +67,30 @@ def _check_no_conflicting_holders(manager: LockManager) -> None:
         for one, other in combinations(resource.holders.values(), 2):
             if conflict(one, other, name):
                 raise Violation(f"{one.id} and {other.id} both hold {name}")
+    for subtree in manager.table.subtrees:
+        for request in manager.table.subtrees[subtree].holders.values():
+            for other in manager.table.held.values():
+                below = [name for name in other.names() if contains(subtree, name)]
+                modes = {request.mode(subtree), *map(other.mode, below)}
+                if below and other.owner != request.owner and modes != {Mode.SHARED}:
+                    raise Violation(f"{other.id} holds {below[0]}, and {request.id} holds {subtree}")
 
 
 def _check_no_grantable_waiters(manager: LockManager) -> None:
     """Check that no waiting request could be granted, except in the queues whose grants are pending."""
     pending = {name for name, _, _ in manager.pending_grants}
     for request in manager.table.waiting.values():
-        if is_grantable(manager.table, request) and pending.isdisjoint(request.names()):
+        if is_grantable(manager.table, request) and pending.isdisjoint(request.queues()):
             raise Violation(f"{request.id} waits, and is grantable")
 
 
 def _check_no_cycle(manager: LockManager) -> None:
-    """Check that the wait-for graph has no cycle: remove owners that wait for no other, until no owner is left."""
+    """Check that the wait-for graph has no cycle: remove owners that wait for no other, until no owner is left.
+
+    With units a cycle may be no deadlock, so then nothing is checked here.
+    """
+    if manager.table.specials:
+        return
     blockers = graph(manager)
     while True:
         unblocked = [owner for owner, others in blockers.items() if not others & blockers.keys()]
@@ -92,7 +107,7 @@ def _check_queues_in_order(manager: LockManager) -> None:
     for name, resource in _resources(manager):
         if resource.wait_queue is None:
             continue
-        for queue in (resource.wait_queue.shared, resource.wait_queue.exclusive):
+        for queue in (resource.wait_queue.shared, resource.wait_queue.exclusive, *resource.wait_queue.others.values()):
             entries = list(queue)
             if any(one >= other for one, other in pairwise(entries)):
                 raise Violation(f"the wait queue of {name} is out of order")
@@ -120,8 +135,14 @@ def _check_tables_agree(manager: LockManager) -> None:
         if resource.wait_queue is not None
         for *_, request in resource.wait_queue.entries()
     }
-    if waiters != {(name, request.id) for request in table.waiting.values() for name in request.names()}:
+    if waiters != {(name, request.id) for request in table.waiting.values() for name in _queues(manager, request)}:
         raise Violation("waiters by resource and by id differ")
+
+
+def _queues(manager: LockManager, request: Request) -> set[str]:
+    """Return the resources in whose queues a waiting request must be."""
+    names = request.names()
+    return {*names, *(subtree for subtree in manager.table.subtrees if any(contains(subtree, name) for name in names))}
 
 
 def _check_counts_agree(manager: LockManager) -> None:
@@ -136,12 +157,40 @@ def _check_counts_agree(manager: LockManager) -> None:
             raise Violation(f"{name} has neither holders nor waiters")
         if resource.exclusive_count != sum(name in request.exclusive for request in resource.holders.values()):
             raise Violation(f"the number of exclusive holders of {name} is wrong")
+        _check_special(manager, name, resource)
     for owner, transaction in table.transactions.items():
         grants = [name for request in transaction.held.values() for name in request.names()]
         if {name: grants.count(name) for name in grants} != transaction.grants:
             raise Violation(f"the grants of {owner} are wrong")
         if not transaction.held and not transaction.waiting:
             raise Violation(f"{owner} has neither locks nor waiting requests")
+
+
+def _check_special(manager: LockManager, name: str, resource: LockedResource) -> None:
+    """Check the units in use of a counted resource, and the numbers of locks below a subtree."""
+    special = resource.special
+    units = [(holder.owner, holder.units[name][0]) for holder in resource.holders.values() if name in holder.units]
+    if isinstance(special, Counted):
+        by_owner = {owner: sum(count for other, count in units if other == owner) for owner, _ in units}
+        if (special.in_use, special.by_owner, special.holders) != (sum(by_owner.values()), by_owner, len(units)):
+            raise Violation(f"the units of {name} are wrong")
+    elif units:
+        raise Violation(f"units of {name}, which is not a counted resource")
+    if isinstance(special, Subtree):
+        below = [
+            (request, mode)
+            for request in manager.table.held.values()
+            for each, mode in request.modes()
+            if contains(name, each)
+        ]
+        modes = [mode for _, mode in below]
+        if (special.shared, special.exclusive) != (modes.count(S), len(modes) - modes.count(S)):
+            raise Violation(f"the numbers of locks below {name} are wrong")
+        for owner in {request.transaction for request, _ in below} | set(special.by_transaction):
+            own = [mode for request, mode in below if request.transaction == owner]
+            counts = (own.count(S), len(own) - own.count(S)) if own else None
+            if owner is not None and special.by_transaction.get(owner) != counts:
+                raise Violation(f"the locks of {owner} below {name} are wrong")
 
 
 def _check_deadlines_set(manager: LockManager) -> None:

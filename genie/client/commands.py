@@ -18,13 +18,13 @@ from genie.protocol.framing import MAX_LINE_BYTES
 from genie.protocol.limits import MAX_DIGITS, MAX_NOTE, MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN, MAX_WEIGHT
 from genie.protocol.resources import (
     CONTROL_CHARACTERS,
-    EXCLUSIVE,
     MAX_CHOICES,
     MAX_RESOURCES,
-    SHARED,
     check_name,
+    merge,
     parse_resource,
     parse_resource_arg,
+    split_by_mode,
 )
 from genie.version import VERSION
 
@@ -459,17 +459,14 @@ def _options(
 
 
 def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
-    """Return each resource once, in the order of the first occurrences.
+    """Return each resource once, in the order of the first occurrences: exclusive if any occurrence is, units added up.
 
-    A resource is exclusive in the result if any of its occurrences is exclusive.
+    Raises ValueError if a name has several limits of units, or units and another mode.
     """
     if len(resources) == 1:
         return (resources[0],)
-    exclusive_by_name: dict[str, bool] = {}
-    for resource in resources:
-        exclusive, name = parse_resource(resource)
-        exclusive_by_name[name] = exclusive or exclusive_by_name.get(name, False)
-    return tuple([(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in exclusive_by_name.items()])
+    split_by_mode(resources)
+    return tuple(merge(resources).values())
 
 
 def _queue_timeout_ms(seconds: float | None) -> float:

@@ -19,7 +19,8 @@ from weakref import WeakValueDictionary
 
 from genie.client.commands import OnDisconnect, Request, RequestState, make_request
 from genie.client.errors import copy_lock_lost
-from genie.protocol.resources import EXCLUSIVE, SHARED, parse_resource
+from genie.lock_modes import U
+from genie.protocol.resources import EXCLUSIVE, merge, parse_resource, strongest
 
 MAX_FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 2.0
@@ -77,14 +78,14 @@ class Attempts:
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"attempts must be at least 1, not {limit!r}")
-        self.wanted: dict[str, bool] = {}
-        """The names that all attempts have asked for: True for exclusive, False for shared."""
+        self.wanted: dict[str, str] = {}
+        """What all attempts have asked for: one resource for each name."""
         self._attempts_left = limit
         self._max_pause_s = MAX_FIRST_PAUSE_S
 
     def wanted_resources(self) -> list[str]:
         """Return what must be locked before the next attempt, as `shared:NAME` or `exclusive:NAME`."""
-        return [(EXCLUSIVE if exclusive else SHARED) + name for name, exclusive in self.wanted.items()]
+        return list(self.wanted.values())
 
     def begin_retry(self, locks: TransactionLocks) -> float | None:
         """Use up one attempt after a deadlock. Return the random pause before the next attempt (s), or None if none is left.
@@ -94,8 +95,9 @@ class Attempts:
         self._attempts_left -= 1
         if self._attempts_left == 0:
             return None
-        for name, exclusive in locks.asked.items():
-            self.wanted[name] = exclusive or self.wanted.get(name, False)
+        for name, resource in locks.asked.items():
+            # Not added up: each attempt asks for the same units.
+            self.wanted[name] = strongest(resource, self.wanted.get(name, resource))
         pause_s = random.uniform(0, self._max_pause_s)  # noqa: S311 - not for cryptography
         self._max_pause_s = min(2 * self._max_pause_s, MAX_PAUSE_S)
         return pause_s
@@ -111,8 +113,8 @@ class TransactionLocks:
 
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name = name
-        self.asked: dict[str, bool] = {}
-        """The names that were asked for: True for exclusive, False for shared."""
+        self.asked: dict[str, str] = {}
+        """What was asked for: one resource for each name, units added up."""
         self.requests: list[Request] = []
         self.ended = False
         """Whether the block has ended, so that nothing may be locked any more."""
@@ -137,8 +139,8 @@ class TransactionLocks:
         self.check_not_lost()
         request = make_request(ref, resources, transaction=self.name, **self._options)
         for resource in request.resources:
-            exclusive, name = parse_resource(resource)
-            self.asked[name] = exclusive or self.asked.get(name, False)
+            name = parse_resource(resource)[1]
+            self.asked |= merge([self.asked[name], resource]) if name in self.asked else {name: resource}
         for held in self.held():
             if all(_covers(held, resource) for resource in request.resources):
                 return held
@@ -189,5 +191,6 @@ class TransactionInfo:
 
 
 def _covers(request: Request, resource: str) -> bool:
-    """Return whether a request has locked a resource in this mode or a stronger one."""
-    return resource in request.resources or EXCLUSIVE + parse_resource(resource)[1] in request.resources
+    """Return whether a request has locked a resource in this mode or a stronger one. Units are counted each time."""
+    mode, name, _ = parse_resource(resource)
+    return (mode != U and resource in request.resources) or EXCLUSIVE + name in request.resources

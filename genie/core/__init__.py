@@ -28,20 +28,10 @@ from genie.core.events import (
     Wait,
 )
 from genie.core.manager import LockManager
-from genie.core.model import (
-    ENDED,
-    HELD,
-    NO_TIMEOUT_MS,
-    SUCCESS,
-    WAITING,
-    Mode,
-    Reason,
-    Request,
-    State,
-    Weight,
-)
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Reason, Request, State, Weight
 from genie.core.view import Inspection, Row, blocked_resources, inspect
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
+from genie.lock_modes import Mode
 
 __all__ = [
     "ENDED",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from genie.core.model import Request, Weight
+from genie.lock_modes import QueueMode, UnitCount
 
 
 @dataclass(slots=True)
@@ -17,11 +18,13 @@ class Take:
     """
 
     request: Request
-    choices: Sequence[tuple[str, bool]]
-    """Names, each once, with whether the name is requested in exclusive mode."""
+    choices: Sequence[tuple[str, QueueMode]]
+    """Names, each once, with the mode `S`, `X` or `U`. None of them is a subtree."""
     weights: Sequence[Weight]
     """The weight of each choice, in the same order."""
     target: Weight
+    units: Mapping[str, UnitCount] = field(default_factory=dict)
+    """The units of the choices in the mode `U`."""
     as_strings: bool = False
     """The client sent its target as a string, so the sums in the reply are also strings. Not read by the lock manager."""
 

@@ -25,7 +25,9 @@ from genie.core.context import shown_context
 from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
-from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE
+from genie.core.special import Counted, Subtree
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResource
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, QueueMode, S, U, UnitCount, X
 
 MAX_SEARCH_STEPS = 3_000
 """Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a cycle,
@@ -81,6 +83,10 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
     May yield an owner twice, or the owner of `request`. The nearest earlier exclusive request in a queue itself waits for all
     earlier requests and for the holders, so nothing before it needs to be yielded.
     """
+    if table.specials:
+        for name, mode in request.queue_modes():
+            yield from _special_successors(table, request, name, mode)
+        return
     for name, exclusive in request.modes():
         queue = table.wait_queue(name)
         entry = request.entry(name)
@@ -101,6 +107,54 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
                 yield other[2].owner
 
 
+def _modes_that_need_all(resource: LockedResource) -> tuple[QueueMode, ...]:
+    """Return the modes of a resource whose waiters wait for everything before them: only the nearest one is an edge."""
+    return (X, U) if isinstance(resource.special, Counted) else (X,)
+
+
+def _special_successors(table: LockTable, request: Request, name: str, mode: QueueMode) -> Iterator[Owner]:
+    """Do the same as `request_successors` for one resource, if there are counted ones or subtrees. Units count as conflicts."""
+    resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
+    all_needed = _modes_that_need_all(resource)
+    nearest = max(filter(None, [queue.of_mode(each).before(entry) for each in all_needed]), default=None)
+    if nearest is not None:
+        yield nearest[2].owner
+    elif resource.exclusive_count:  # then all holders have the same owner
+        yield next(iter(resource.holders.values())).owner
+    else:
+        yield request.owner
+        if mode != IS:
+            for holder in resource.holders.values():
+                yield holder.owner
+        if isinstance(resource.special, Subtree) and mode in (S, X, SIX):
+            yield from resource.special.by_transaction
+    for each in CONFLICTS[mode]:
+        if each not in all_needed:
+            for other in queue.of_mode(each).between(nearest, entry):
+                yield other[2].owner
+
+
+def _special_predecessors(
+    resource: LockedResource | None, owner: Owner, modes: Sequence[QueueMode], entry: QueueEntry | None
+) -> Iterator[Owner]:
+    """Yield owners that wait for `owner`, which is in the queue of a resource with an entry, or holds the resource.
+
+    `modes`: the modes that may wait for it.
+    """
+    yield owner
+    queue = None if resource is None else resource.wait_queue
+    if queue is not None and resource is not None:
+        all_needed = _modes_that_need_all(resource)
+        after = [queue.of_mode(each).after(entry) if entry else queue.of_mode(each).first for each in all_needed]
+        nearest = min(filter(None, after), default=None)
+        if nearest is not None:
+            yield nearest[2].owner
+        for each in modes:
+            if each not in all_needed:
+                for other in queue.of_mode(each).between(entry, nearest):
+                    yield other[2].owner
+
+
 def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
     """Yield owners that wait for `owner`: enough owners to reach all others transitively.
 
@@ -108,6 +162,12 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
     each next owner is found in bounded time.
     """
     yield from _predecessors_of_grants(table, owner)
+    if table.specials:
+        for request in table.waiting_of(owner).values():
+            for name, mode in request.queue_modes():
+                modes = [each for each, others in enumerate(CONFLICTS) if mode in others]
+                yield from _special_predecessors(table.resources[name], owner, modes, request.entry(name))
+        return
     for request in table.waiting_of(owner).values():
         for name, exclusive in request.modes():
             queue = table.wait_queue(name)
@@ -124,7 +184,11 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         resource = table.resources.get(name)
-        if resource is None or resource.wait_queue is None:
+        if table.specials:
+            for _, subtree in table.subtrees_above(name):
+                yield from _special_predecessors(subtree, owner, (S, X, SIX), None)
+            yield from _special_predecessors(resource, owner, (S, X, U, IS, IX, SIX), None)
+        elif resource is None or resource.wait_queue is None:
             yield owner
         else:
             nearest = resource.wait_queue.exclusive.first
@@ -143,8 +207,24 @@ def may_create_cycle(table: LockTable, new_request: Request) -> bool:
     """
     if new_request.simple and not table.wait_queue(new_request.names()[0]).non_simple_count:
         return False
+    if table.specials and waits_for_own_units(table, new_request.owner):
+        return True
     overtakes = _overtakes(table, new_request)
     return (overtakes or _may_have_waiters(table, new_request)) and may_be_in_cycle(table, new_request, overtakes)
+
+
+def waits_for_own_units(table: LockTable, owner: Owner) -> bool:
+    """Return whether the units that an owner holds and asks for exceed a limit of its own: then it waits for itself."""
+    asked: dict[str, UnitCount] = {}
+    for request in table.waiting_of(owner).values():
+        for name, (units, limit) in request.units.items():
+            other_units, other_limit = asked.get(name, (0, limit))
+            asked[name] = units + other_units, min(limit, other_limit)
+    for name, (units, limit) in asked.items():
+        special = table.resources[name].special
+        if units + (special.by_owner.get(owner, 0) if isinstance(special, Counted) else 0) > limit:
+            return True
+    return False
 
 
 def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
@@ -160,15 +240,18 @@ def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
         return True
     if len(transaction.grants) > MAX_READ_GRANTS:
         return True
-    for name in transaction.grants:  # noqa: SIM110 - a generator would cost more
+    for name in transaction.grants:
         if name in resources and resources[name].wait_queue is not None:
             return True
-    return False
+    return bool(table.specials) and any(
+        isinstance(resource.special, Subtree) and new_request.transaction in resource.special.by_transaction
+        for resource in table.subtrees.values()
+    )
 
 
 def _overtakes(table: LockTable, new_request: Request) -> bool:
     """Return whether a new request is before another request in any queue."""
-    for name in new_request.names():  # noqa: SIM110 - a generator would cost more
+    for name in new_request.names() if not table.specials else new_request.queues():
         if table.wait_queue(name).last != new_request.entry(name):
             return True
     return False
@@ -187,7 +270,9 @@ def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> 
     of a long chain, and for an owner without waiters.
     """
     owner = new_request.owner
-    first = successors(table, owner) if overtakes else request_successors(table, new_request)
+    # With units, there may have been a cycle that was no deadlock, because a waiter needs only enough of its blockers.
+    whole = overtakes or table.specials
+    first = successors(table, owner) if whole else request_successors(table, new_request)
     sides = (_search(table, owner, successors, first), _search(table, owner, predecessors, predecessors(table, owner)))
     for _ in range(MAX_SEARCH_STEPS // 2):
         for side in sides:
@@ -220,10 +305,10 @@ def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Itera
             yield False
 
 
-def strongly_connected_component(table: LockTable, start: Owner, budget: StepBudget) -> list[Owner]:
-    """Return the owners of the strongly connected component of `start`, `start` first.
+def strongly_connected_component(table: LockTable, start: Owner, budget: StepBudget) -> tuple[list[Owner], list[Owner]]:
+    """Return the owners of the strongly connected component of `start`, `start` first, and all owners that `start` waits for.
 
-    These are the owners that both wait for `start` and are waited for by `start`, transitively.
+    The component contains the owners that both wait for `start` and are waited for by `start`, transitively.
     """
     waiters: dict[Owner, list[Owner]] = {start: []}  # of each owner that `start` waits for
     stack = [start]
@@ -242,7 +327,7 @@ def strongly_connected_component(table: LockTable, start: Owner, budget: StepBud
             if other not in component:
                 component[other] = None
                 stack.append(other)
-    return list(component)
+    return list(component), list(waiters)
 
 
 def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle | None:
@@ -261,7 +346,7 @@ def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle 
                 budget.spend()
                 for holder in _unsearched_holders(table, request, name, exclusive, victim, searched):
                     budget.spend()
-                    if holder.owner == owner or not (exclusive or holder.is_exclusive(name)):
+                    if holder.owner == owner or not (exclusive or holder.queue_mode(name)):
                         continue
                     if holder.owner == victim:
                         return _build_cycle(victim, steps, (request, name, holder))
@@ -276,7 +361,7 @@ HardEdge = tuple[Request, str, Request]
 
 
 def _unsearched_holders(
-    table: LockTable, request: Request, name: str, exclusive: bool, victim: Owner, searched: set[str]
+    table: LockTable, request: Request, name: str, exclusive: QueueMode, victim: Owner, searched: set[str]
 ) -> Iterable[Request]:
     """Return the holders of `name`, some of which may block a waiting request, but return them only once for each resource.
 
@@ -311,7 +396,7 @@ def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Re
 
     Raises GraphTooLarge. Changes nothing.
     """
-    ranks = topological_ranks(table, strongly_connected_component(table, owner, budget), budget)
+    ranks = topological_ranks(table, strongly_connected_component(table, owner, budget)[0], budget)
     entries_by_name: dict[str, list[QueueEntry]] = {}  # those of the component
     for member in ranks:
         for request in table.waiting_of(member).values():
@@ -398,11 +483,11 @@ def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owne
     """
     # All following lists contain positions in `requests`.
     members = [i for i, request in enumerate(requests) if request.owner in ranks]
-    exclusive = [i for i in members if requests[i].is_exclusive(name)]
+    exclusive = [i for i in members if requests[i].queue_mode(name)]
     if not exclusive:
         return None
     outsiders = [i for i, request in enumerate(requests) if request.owner not in ranks]
-    shared = [i for i in members if not requests[i].is_exclusive(name)]
+    shared = [i for i in members if not requests[i].queue_mode(name)]
     rank_of = {i: ranks[requests[i].owner] for i in members}
     exclusive.sort(key=lambda i: (rank_of[i], i))
     runs = _assign_runs(shared, exclusive, rank_of, outsiders)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from genie.core.context import NO_CONTEXT, Context
-from genie.core.model import Mode, Owner, Reason, Request, Weight
+from genie.core.model import Owner, Reason, Request, Weight
+from genie.lock_modes import Mode, UnitCount
 
 
 @dataclass(slots=True, init=False)
@@ -186,6 +187,8 @@ class Blocker:
     held: bool
     since_unix_ms: int
     context: Context = NO_CONTEXT
+    units: UnitCount | None = None
+    """The units of the resource that it holds or waits for, if it is a counted one."""
 
 
 @dataclass(slots=True)
@@ -196,6 +199,8 @@ class Wait:
     waiter: int
     holder: int
     context: Context = NO_CONTEXT
+    units: UnitCount | None = None
+    """The units that `waiter` asks for, if it waits for units. Then it waits for enough of them, not for this holder alone."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,11 +8,15 @@ release or a cancellation only a few waiters can have become grantable, however 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import merge
 from itertools import islice
 
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
-from genie.core.wait_queue import LockedResource
+from genie.core.special import Counted, Subtree, with_intention
+from genie.core.wait_queue import LockedResource, WaitQueue
+from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
 
 MAX_CANDIDATES = 1_000
 """Number of waiting requests that `grant_candidates` reads, or of resources that they name, after which it ends its search. It
@@ -39,11 +43,11 @@ def grant_candidates(
         found = {} if new_request is None else {new_request.id: new_request}
         limit = MAX_CANDIDATES
         unread: AffectedQueues = []
-        for name, include_shared, after in _merge_changes(affected):
+        for name, mode, after in _merge_changes(affected):
             if limit <= 0:
-                unread.append((name, include_shared, after))
+                unread.append((name, mode, after))
                 continue
-            candidates, limit = _candidates_in_queue(table, name, include_shared, after, limit - 1, left)
+            candidates, limit = _candidates_in_queue(table, name, mode, after, limit - 1, left)
             for request in candidates:
                 found[request.id] = request
         requests = list(found.values())
@@ -62,37 +66,40 @@ def only_grantable(table: LockTable, name: str) -> Request | None:
     resource = table.resources.get(name)
     if resource is None or resource.holders or resource.wait_queue is None or resource.wait_queue.shared:
         return None
+    if resource.special is not None:
+        return None
     first = resource.wait_queue.exclusive.first
     return first[2] if first is not None and first[2].simple else None
 
 
 def _candidates_in_queue(
-    table: LockTable, name: str, include_shared: bool, after: QueueEntry | None, limit: int, left: AffectedQueues
+    table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
     """Return the waiters of one queue that may have become grantable, each once, and the rest of `limit`.
 
     If the resource is held in exclusive mode, these are the waiters of the owner that holds it.
-    Otherwise they are the first exclusive waiter and all waiters of its owner. With `include_shared`,
-    an exclusive request left the position `after` (None: it held the resource): then the shared waiters
-    between this position and the first exclusive waiter are added. Once the requests that were read name `limit` resources,
+    Otherwise they are the first exclusive waiter and all waiters of its owner. If the request that left was exclusive, the
+    shared waiters between its position `after` (None: it held the resource) and the first exclusive waiter are added. Once the requests that were read name `limit` resources,
     the rest of the queue is added to `left`.
     """
     resource = table.resources.get(name)
     queue = None if resource is None else resource.wait_queue
     if resource is None or queue is None:
         return [], limit
+    if resource.special is not None:
+        return _candidates_in_special_queue(table, name, mode, after, limit, left)
     found: list[Request] = []
     first = queue.exclusive.first
     if resource.exclusive_count:  # then all holders have the same owner
         owner = next(iter(resource.holders.values())).owner
     else:
-        if include_shared and queue.shared:
+        if mode and queue.shared:
             found = [entry[2] for entry in islice(queue.shared.between(after, first), max(limit, 1))]
             count, names = _count_within(found, limit) if queue.non_simple_count else (len(found), len(found))
             limit -= names
             if found and limit <= 0:
                 del found[count:]
-                left.append((name, True, found[-1].entry(name)))
+                left.append((name, mode, found[-1].entry(name)))
                 return found, limit
         if first is None:
             return found, limit
@@ -102,29 +109,136 @@ def _candidates_in_queue(
             limit -= len(first[2].exclusive) + len(first[2].shared)
             after = first
     if isinstance(owner, str) and (resource.exclusive_count or len(table.waiting_of(owner)) > 1):
-        own, limit = _waiters_of_owner(table, owner, (name, include_shared, after), limit, left)
+        own, limit = _waiters_of_owner(table, owner, (name, mode, after), limit, left)
         found = list(dict.fromkeys(found + own))  # each once, in the same order
     return found, limit
 
 
+def _candidates_in_special_queue(
+    table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
+) -> tuple[list[Request], int]:
+    """Do the same as `_candidates_in_queue` for a counted resource or a subtree.
+
+    In each mode that conflicts with `mode`, these are the waiters up to the first one of a conflicting mode, and the other
+    waiters of its owner. Units end where those in use and those of earlier waiters reach the smallest limit.
+    """
+    resource = table.resources[name]
+    queue = resource.wait_queue
+    assert queue is not None  # noqa: S101 - what mypy needs to know
+    runs, blocking = _runs_of_special_queue(resource, queue, name, mode, after)
+    found: dict[int, Request] = {}
+    for entry in merge(*runs):
+        request = entry[2]
+        found[request.id] = request
+        limit -= request.name_count()
+        if limit <= 0:
+            left.append((name, mode, entry))
+            return list(found.values()), limit
+    for owner, stop in blocking.items():
+        if len(table.waiting_of(owner)) > 1 or resource.exclusive_count:
+            start = stop if after is None or (stop is not None and stop > after) else after
+            own, limit = _waiters_of_owner(table, owner, (name, mode, start), limit, left)
+            found |= {request.id: request for request in own}
+    return list(found.values()), limit
+
+
+def _runs_of_special_queue(
+    resource: LockedResource, queue: WaitQueue, name: str, mode: QueueMode, after: QueueEntry | None
+) -> tuple[list[Iterable[QueueEntry]], dict[Owner, QueueEntry | None]]:
+    """Return the waiters in each mode up to the first conflicting one, and the owners of the latter, each with its entry.
+
+    Later waiters of these owners may be grantable, too. If the resource has an exclusive holder, there is only its owner.
+    """
+    runs: list[Iterable[QueueEntry]] = []
+    blocking: dict[Owner, QueueEntry | None] = {}
+    if resource.exclusive_count:  # then all holders have the same owner, and exclude all others
+        blocking[next(iter(resource.holders.values())).owner] = None
+        return runs, blocking
+    for waiting in queue.modes():
+        if mode not in CONFLICTS[waiting] and not mode == waiting == U:
+            continue
+        stop = min([each.first for each in queue.conflicting(waiting)], default=None)  # type: ignore[type-var]
+        if waiting == U:
+            runs.append(_units_that_may_fit(resource, queue, name, stop, after))
+        else:
+            runs.append(queue.of_mode(waiting).between(after, stop))
+        if stop is not None:
+            if queue.of_mode(waiting).first is stop and (after is None or after < stop):
+                runs.append([stop])
+            blocking[stop[2].owner] = min(stop, blocking.get(stop[2].owner) or stop)
+    return runs, blocking
+
+
+def _units_that_may_fit(
+    resource: LockedResource, queue: WaitQueue, name: str, stop: QueueEntry | None, after: QueueEntry | None
+) -> list[QueueEntry]:
+    """Return the first waiters for units after `after` and before `stop`, until the units reach the smallest limit."""
+    assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
+    found: list[QueueEntry] = []
+    total, smallest = resource.special.in_use, None
+    for entry in queue.of_mode(U).between(None, stop):
+        units, limit = entry[2].units[name]
+        total += units
+        smallest = limit if smallest is None else min(limit, smallest)
+        if after is None or entry > after:
+            found.append(entry)
+        if total >= smallest:
+            break
+    return found
+
+
 def _waiters_of_owner(
-    table: LockTable, owner: Owner, change: tuple[str, bool, QueueEntry | None], limit: int, left: AffectedQueues
+    table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
     """Return the waiters of `owner` that may have become grantable by a change of a queue, and the rest of `limit`."""
     waiting = table.waiting_of(owner)
-    if len(waiting) > MAX_FILTERED_WAITERS:
-        return _read_queue(table, owner, change, limit, left)
     name = change[0]
+    if len(waiting) > MAX_FILTERED_WAITERS:
+        if table.resources[name].special is not None:
+            return _read_special_queue(table, owner, change, limit, left)
+        return _read_queue(table, owner, change, limit, left)
     found: list[Request] = []
     for request in waiting.values():
         limit -= len(request.exclusive) + len(request.shared)
-        if name in request.exclusive or name in request.shared:
+        if (
+            name in request.exclusive
+            or name in request.shared
+            or (request.details is not None and name in request.queues())
+        ):
             found.append(request)
     return found, limit
 
 
+def _read_special_queue(
+    table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
+) -> tuple[list[Request], int]:
+    """Do the same as `_waiters_of_owner` for an owner with many waiting requests, in the queue of a special resource.
+
+    Reads the queue in order, until waiters of other owners block the owner in every mode.
+    """
+    name, mode, after = change
+    queue = table.wait_queue(name)
+    open_modes = set(queue.modes())
+    found: list[Request] = []
+    for entry in merge(*[queue.of_mode(each).between(after, None) for each in queue.modes()]):
+        request = entry[2]
+        limit -= 1
+        waiting = request.queue_mode(name)
+        if request.owner != owner:
+            open_modes.difference_update([each for each in open_modes if waiting in CONFLICTS[each]])
+        elif waiting in open_modes:
+            found.append(request)
+            limit -= request.name_count()
+        if not open_modes:
+            break
+        if limit <= 0:
+            left.append((name, mode, entry))
+            break
+    return found, limit
+
+
 def _read_queue(
-    table: LockTable, owner: Owner, change: tuple[str, bool, QueueEntry | None], limit: int, left: AffectedQueues
+    table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
     """Do the same as `_waiters_of_owner` for an owner that has many waiting requests.
 
@@ -132,7 +246,8 @@ def _read_queue(
     Only exclusive requests block shared waiters, so these are skipped unless an exclusive request left. Exclusive waiters are
     skipped if other owners hold the resource, or if a shared waiter of another owner is before them.
     """
-    name, include_shared, after = change
+    name, mode, after = change
+    include_shared = mode == X
     resource, queue = table.resources[name], table.wait_queue(name)
     include_exclusive = resource.exclusive_count > 0 or len(resource.holders) == table.grant_count(owner, name)
     found: list[Request] = []
@@ -156,7 +271,7 @@ def _read_queue(
             found.append(entry[2])
             limit -= len(entry[2].exclusive) + len(entry[2].shared)
         if limit <= 0:
-            left.append((name, include_shared, entry))
+            left.append((name, mode, entry))
             break
     return found, limit
 
@@ -172,20 +287,20 @@ def _count_within(requests: list[Request], limit: int) -> tuple[int, int]:
 
 
 def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
-    """Merge the changes of a queue that have the same `include_shared`: the search starts at the first changed position.
+    """Merge the changes of a queue that have the same mode: the search starts at the first changed position.
 
     The others are not merged. Otherwise shared locks that come and go would let a search among the shared waiters, which a
     step has left, begin again and again.
     """
-    merged: dict[tuple[str, bool], QueueEntry | None] = {}
-    for name, include_shared, after in affected:
-        change = name, include_shared
+    merged: dict[tuple[str, QueueMode], QueueEntry | None] = {}
+    for name, mode, after in affected:
+        change = name, mode
         if change in merged:
             other = merged[change]
             merged[change] = None if after is None or other is None else min(after, other)
         else:
             merged[change] = after
-    return [(name, include_shared, after) for (name, include_shared), after in merged.items()]
+    return [(name, mode, after) for (name, mode), after in merged.items()]
 
 
 def _queue_order(request: Request) -> tuple[float, int]:
@@ -195,8 +310,8 @@ def _queue_order(request: Request) -> tuple[float, int]:
 
 # -- The conflict check ---------------------------------------------------------------
 #
-# Two requests conflict if their owners differ and one of them is exclusive. So if a resource has an exclusive holder, all its
-# holders have the same owner.
+# Two requests for a plain name conflict if their owners differ and one of them is exclusive. So if a resource has an exclusive
+# holder, all its holders have the same owner. For the other modes, see `CONFLICTS`.
 
 
 def _is_held_against(resource: LockedResource, own_count: int, exclusive: bool) -> bool:
@@ -206,12 +321,37 @@ def _is_held_against(resource: LockedResource, own_count: int, exclusive: bool) 
     return resource.exclusive_count > 0 and not own_count
 
 
-def is_grantable(table: LockTable, request: Request) -> bool:
+def _excludes(table: LockTable, resource: LockedResource, name: str, owner: Owner, mode: QueueMode) -> bool:
+    """Return whether another owner than `owner` holds a resource in a mode that conflicts with `mode`."""
+    own_count, special = table.grant_count(owner, name), resource.special
+    if mode == X:
+        held = len(resource.holders) > own_count
+    elif resource.exclusive_count:  # then all holders have the same owner
+        held = not own_count
+    elif isinstance(special, Counted):
+        held = _counts_against(resource, special, own_count, owner, mode)
+    else:
+        held = mode in (U, IX, SIX) and len(resource.holders) > own_count
+    return held or (isinstance(special, Subtree) and special.has_conflicting(mode, owner))
+
+
+def _counts_against(resource: LockedResource, special: Counted, own_count: int, owner: Owner, mode: QueueMode) -> bool:
+    """Return whether units of another owner exclude a shared lock of `owner`, or shared locks exclude its units."""
+    if mode == S:
+        return len(special.by_owner) > (owner in special.by_owner)
+    if special.by_owner:  # then shared locks, if there are any, are of the owner of the units
+        return not own_count and len(resource.holders) > special.holders
+    return len(resource.holders) > own_count
+
+
+def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 - a function for each mode would cost more
     """Return whether a waiting request can be granted.
 
     A request is grantable if, on each of its resources, no other owner holds a conflicting lock or
     waits for a conflicting lock earlier in the queue.
     """
+    if table.specials:
+        return all(_fits(table, request, name, mode) for name, mode in request.queue_modes())
     owner = request.owner
     for name in request.exclusive:
         resource = table.resources[name]
@@ -235,12 +375,52 @@ def is_grantable(table: LockTable, request: Request) -> bool:
     return True
 
 
+def _fits(table: LockTable, request: Request, name: str, mode: QueueMode) -> bool:
+    """Return whether the holders and the earlier waiters of one resource leave room for a waiting request."""
+    resource, owner, entry = table.resources[name], request.owner, request.entry(name)
+    queue = resource.wait_queue
+    assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
+    if _excludes(table, resource, name, owner, mode):
+        return False
+    if any(each.has_other_before(entry, owner) for each in queue.conflicting(mode)):
+        return False
+    return mode != U or units_fit(resource, request.units[name], queue.of_mode(U).between(None, entry), name)
+
+
+def units_fit(resource: LockedResource, asked: UnitCount, earlier: Iterable[QueueEntry], name: str) -> bool:
+    """Return whether units fit beside those in use and the units of the `earlier` waiters, of any owner.
+
+    All of them must fit into the request's own limit, and into that of each earlier waiter. Otherwise a later request with a
+    greater limit would be granted in front of an earlier one, and make it wait longer.
+    """
+    special = resource.special
+    total, limit = asked
+    if special is not None:
+        assert isinstance(special, Counted)  # noqa: S101 - units of a subtree do not exist
+        total += special.in_use
+    for entry in earlier:
+        units, other_limit = entry[2].units[name]
+        total += units
+        limit = min(limit, other_limit)
+        if total > limit:
+            return False
+    return total <= limit
+
+
 def waits_for_holder(table: LockTable, request: Request) -> bool:
-    """Return whether another owner holds a conflicting lock on any resource of a waiting request."""
-    return any(
-        _is_held_against(table.resources[name], table.grant_count(request.owner, name), exclusive)
-        for name, exclusive in request.modes()
-    )
+    """Return whether another owner holds a conflicting lock on any resource of a waiting request, or too many units are in use."""
+    if not table.specials:
+        return any(
+            _is_held_against(table.resources[name], table.grant_count(request.owner, name), mode == X)
+            for name, mode in request.modes()
+        )
+    for name, mode in request.queue_modes():
+        resource = table.resources[name]
+        if _excludes(table, resource, name, request.owner, mode):
+            return True
+        if mode == U and not units_fit(resource, request.units[name], (), name):
+            return True
+    return False
 
 
 def is_immediately_grantable(table: LockTable, request: Request) -> bool:
@@ -249,6 +429,8 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
     This is so if none of its resources has waiters or conflicting holders, or if its owner already
     holds all its resources.
     """
+    if table.specials:
+        return _is_immediately_grantable_beside_specials(table, request)
     uncontended, resources = table.uncontended, table.resources
     for name in request.exclusive:
         if (name in uncontended or name in resources) and not _is_compatible(
@@ -263,28 +445,59 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
     return True
 
 
-def is_available(table: LockTable, owner: Owner, name: str, exclusive: bool) -> bool:
+def _is_immediately_grantable_beside_specials(table: LockTable, request: Request) -> bool:
+    """Do the same as `is_immediately_grantable` for any request, in a table with counted resources or subtrees."""
+    for name, mode in request.modes():
+        resource = table.lookup(name)
+        if resource is None:
+            continue
+        if resource.wait_queue is not None or _excludes(table, resource, name, request.owner, mode):
+            return request.transaction is not None and _already_owns(table, request, request.transaction)
+        if mode == U and not units_fit(resource, request.units[name], (), name):
+            return False
+    if _has_room_below_subtrees(table, request.owner, request.modes()):
+        return True
+    return request.transaction is not None and _already_owns(table, request, request.transaction)
+
+
+def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tuple[str, QueueMode]]) -> bool:
+    """Return whether other owners neither hold subtrees above the names nor wait for them in conflicting modes."""
+    intentions: dict[str, QueueMode] = {}
+    for name, mode in modes:
+        for subtree, _ in table.subtrees_above(name):
+            intentions[subtree] = with_intention(intentions.get(subtree), mode)
+    for subtree, mode in intentions.items():
+        resource = table.subtrees[subtree]
+        if _excludes(table, resource, subtree, owner, mode):
+            return False
+        queue = resource.wait_queue
+        if queue is not None and any(each.first_not_owned_by(owner) is not None for each in queue.conflicting(mode)):
+            return False
+    return True
+
+
+def is_available(table: LockTable, owner: Owner, name: str, mode: QueueMode, units: UnitCount | None = None) -> bool:
     """Return whether an owner can lock a resource now without extending the wait of any other owner.
 
     A resource is available if the owner already holds it in the same or a stronger mode, or if no
-    other owner holds it or waits for it in a conflicting mode.
+    other owner holds it or waits for it in a conflicting mode. Units must fit, also beside those of all waiters.
     """
     holder = table.uncontended.get(name)
     if holder is not None:
         return holder.owner == owner
     resource = table.resources.get(name)
-    if resource is None:
-        return True
-    own_count = table.grant_count(owner, name)
-    if own_count and (resource.exclusive_count or not exclusive):
-        return True
-    if _is_held_against(resource, own_count, exclusive):
-        return False
-    queue = resource.wait_queue
-    return queue is None or (
-        queue.exclusive.first_not_owned_by(owner) is None
-        and not (exclusive and queue.shared.first_not_owned_by(owner) is not None)
-    )
+    if resource is not None:
+        own_count = table.grant_count(owner, name)
+        if own_count and (resource.exclusive_count or (mode == S and resource.special is None)):
+            return True
+        if _excludes(table, resource, name, owner, mode):
+            return False
+        queue = resource.wait_queue
+        if queue is not None and any(each.first_not_owned_by(owner) is not None for each in queue.conflicting(mode)):
+            return False
+        if units is not None and not units_fit(resource, units, () if queue is None else queue.of_mode(U), name):
+            return False
+    return not table.subtrees or _has_room_below_subtrees(table, owner, [(name, mode)])
 
 
 def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -> bool:
@@ -300,11 +513,18 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
 
 
 def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
-    """Return whether the transaction of a request already holds all its resources, each in the same or a stronger mode."""
-    if transaction not in table.transactions:
+    """Return whether the transaction of a request already holds all its resources, each in the same or a stronger mode.
+
+    Never of units, which are counted again.
+    """
+    if transaction not in table.transactions or request.units:
         return False
     grants, uncontended, resources = table.transactions[transaction].grants, table.uncontended, table.resources
     for name in request.exclusive:
         if name not in grants or not (name in uncontended or resources[name].exclusive_count):
             return False
-    return all(name in grants for name in request.shared)
+    return all(name in grants and not _holds_units(table, name) for name in request.shared)
+
+
+def _holds_units(table: LockTable, name: str) -> bool:
+    return name in table.resources and isinstance(table.resources[name].special, Counted)

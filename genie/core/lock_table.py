@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Final, cast
 
 from genie.core.lock_order.members import HeldClasses
-from genie.core.model import HELD, WAITING, Owner, QueueEntry, Request
+from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
+from genie.core.special import MAX_EXAMPLES, Counted, Subtree, contains, possible_subtrees, with_intention
 from genie.core.wait_queue import LockedResource, WaitQueue
+from genie.lock_modes import IS, IX, QueueMode, S, U, X
 
-AffectedQueues = list[tuple[str, bool, QueueEntry | None]]
-"""Queues in which a request may have become grantable. Each item is a tuple of the resource, whether an
-exclusive request left, and the position after which shared waiters may benefit (None: all)."""
+AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
+"""Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
+and its position in the queue, or None if it was a holder."""
 
 _NO_REQUESTS: Final[dict[int, Request]] = {}
 
@@ -55,13 +57,26 @@ class LockTable:
     resources that are shared or waited for have a `LockedResource`, in `resources`.
     """
 
-    __slots__ = ("grants", "held", "queue_entries", "resources", "transactions", "uncontended", "waiting")
+    __slots__ = (
+        "grants",
+        "held",
+        "queue_entries",
+        "resources",
+        "specials",
+        "subtrees",
+        "transactions",
+        "uncontended",
+        "unmoved",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.grants = 0
         """The number of grants on the resources in `resources`: one for each pair of a resource and its holder."""
+        self.specials = 0
+        """The number of counted resources and subtrees in `resources`. While it is 0, all requests take the shorter paths."""
         self.queue_entries = 0
-        """The number of wait-queue entries of all resources."""
+        """The number of wait-queue entries of all resources, without intentions."""
         self.held: dict[int, Request] = {}
         """Held requests by id."""
         self.waiting: dict[int, Request] = {}
@@ -70,6 +85,10 @@ class LockTable:
         """The only holder of each uncontended resource, by resource name."""
         self.resources: dict[str, LockedResource] = {}
         """All other resources that are held or waited for, by name."""
+        self.subtrees: dict[str, LockedResource] = {}
+        """Those of them that are subtrees."""
+        self.unmoved: list[Request] = []
+        """Waiters below a subtree that ended, whose stored position in its queue is void. The lock manager clears the list."""
         self.transactions: dict[str, Transaction] = {}
         """Transactions with held or waiting requests, by name."""
 
@@ -130,6 +149,9 @@ class LockTable:
         for name in request.shared:
             self.get_or_create_resource(name).holders[id_] = request
             self.grants += 1
+        if self.specials:
+            self._add_units(request)
+            self._count_intentions(request, 1)
         if request.transaction is not None:
             transaction = self._transaction(request.transaction)
             transaction.held[id_] = request
@@ -154,17 +176,19 @@ class LockTable:
             self.grants -= 1
             resource.exclusive_count -= 1
             if resource.wait_queue is not None:
-                affected.append((name, True, None))
+                affected.append((name, X, None))
             elif not resource.holders:
-                del resources[name]
+                self._remove_resource(name, resource)
         for name in request.shared:
             resource = resources[name]
             del resource.holders[id_]
             self.grants -= 1
             if resource.wait_queue is not None:
-                affected.append((name, False, None))
+                affected.append((name, S, None))
             elif not resource.holders:
-                del resources[name]
+                self._remove_resource(name, resource)
+        if self.specials:
+            affected += self._remove_units(request) + self._count_intentions(request, -1) + self.close_specials(request)
         if request.transaction is not None:
             self._remove_grants(request.transaction, request)
         return affected
@@ -180,37 +204,44 @@ class LockTable:
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
+        moved: dict[Request, int] = {}
+        if self.specials:
+            for name, mode in self._special_queues(request):
+                self.wait_queue(name).insert(name, request, mode, moved)
+            return moved
         count = len(request.exclusive) + len(request.shared)
         request.simple = count == 1 and request.transaction is None
         self.queue_entries += count
-        moved: dict[Request, int] = {}
         for name in request.exclusive:
-            self.wait_queue(name).insert(name, request, True, moved)
+            self.wait_queue(name).insert(name, request, X, moved)
         for name in request.shared:
-            self.wait_queue(name).insert(name, request, False, moved)
+            self.wait_queue(name).insert(name, request, S, moved)
         return moved
 
     def restore(self, request: Request) -> None:
         """Add a loaded request in its stored state: as a holder, or at its stored positions in the wait queues."""
+        if request.details is not None:
+            self.open_specials(request)
         if request.state is HELD:
             self.add_held(request)
             return
-        request.simple = request.transaction is None and len(request.exclusive) + len(request.shared) == 1
-        self.queue_entries += len(request.exclusive) + len(request.shared)
         self.waiting[request.id] = request
         if request.transaction is not None:
             self._transaction(request.transaction).waiting[request.id] = request
-        for name, exclusive in request.modes():
-            self.wait_queue(name).restore(name, request, exclusive)
+        for name, mode in self._special_queues(request):
+            self.wait_queue(name).restore(name, request, mode)
 
     def dequeue(self, request: Request) -> None:
         """Remove a waiting request from the table. The caller must grant the waiters that this request blocked."""
         del self.waiting[request.id]
-        self.queue_entries -= len(request.exclusive) + len(request.shared)
-        for name in request.exclusive:
-            self._leave_queue(name, request, exclusive=True)
-        for name in request.shared:
-            self._leave_queue(name, request, exclusive=False)
+        if self.specials:
+            self._leave_special_queues(request)
+        else:
+            self.queue_entries -= len(request.exclusive) + len(request.shared)
+            for name in request.exclusive:
+                self._leave_queue(name, request, exclusive=True)
+            for name in request.shared:
+                self._leave_queue(name, request, exclusive=False)
         # A queue entry refers to its request: clearing the entries avoids a reference cycle.
         request.queue_entry = request.moved = None
         if request.transaction is not None:
@@ -256,6 +287,185 @@ class LockTable:
             resource.wait_queue = None
             if not resource.holders:
                 del self.resources[name]
+
+    # -- Counted resources and subtrees ---------------------------------------------------
+
+    def open_specials(self, request: Request) -> None:
+        """Add the counted resources and the subtrees that a new request names to the table.
+
+        A new subtree gets the intentions of the requests below it.
+        """
+        for name in request.units:
+            resource = self.get_or_create_resource(name)
+            if resource.special is None:
+                resource.special = Counted()
+                self.specials += 1
+        for name in () if request.details is None else request.details.subtrees:
+            if name not in self.subtrees:
+                self._open_subtree(name)
+
+    def _special_queues(self, request: Request) -> list[tuple[str, QueueMode]]:
+        """Prepare a waiting request for its queues, in a table with counted resources or subtrees. Return the queues."""
+        self._add_intentions(request)
+        queues = list(request.queue_modes())
+        request.simple = request.transaction is None and len(queues) == 1
+        self.queue_entries += request.name_count()
+        return queues
+
+    def _leave_special_queues(self, request: Request) -> None:
+        """Remove a request from its queues, in a table with counted resources or subtrees."""
+        self.queue_entries -= request.name_count()
+        for name, mode in request.queue_modes():
+            resource = self.resources[name]
+            queue = resource.wait_queue
+            assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
+            queue.remove(request.entry(name), mode)
+            queue.non_simple_count -= not request.simple
+            if queue.is_empty:
+                resource.wait_queue = None
+                if (
+                    not resource.holders and mode != U
+                ):  # units: the request may become a holder, else see `close_specials`
+                    self._remove_resource(name, resource)
+        details = request.details
+        if details is not None:
+            details.queue_modes = None
+            if not details.units and not details.subtrees:
+                request.details = None
+
+    def _add_units(self, request: Request) -> None:
+        """Make a request a holder of its units."""
+        for name, (units, _) in request.units.items():
+            resource = self.resources[name]
+            resource.holders[request.id] = request
+            self.grants += 1
+            assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
+            resource.special.add(request.owner, units)
+
+    def _remove_units(self, request: Request) -> AffectedQueues:
+        """Remove a request from the holders of its units."""
+        affected: AffectedQueues = []
+        for name, (units, _) in request.units.items():
+            resource = self.resources[name]
+            del resource.holders[request.id]
+            self.grants -= 1
+            assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
+            resource.special.remove(request.owner, units)
+            if resource.wait_queue is not None:
+                affected.append((name, U, None))
+            elif not resource.holders:
+                self._remove_resource(name, resource)
+        return affected
+
+    def subtrees_above(self, name: str) -> list[tuple[str, LockedResource]]:
+        """Return the subtrees in the table that contain `name`, each with its resource."""
+        subtrees = self.subtrees
+        return [(subtree, subtrees[subtree]) for subtree in possible_subtrees(name) if subtree in subtrees]
+
+    def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
+        """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""
+        affected: AffectedQueues = []
+        for name, mode in request.modes():
+            for subtree, resource in self.subtrees_above(name):
+                assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
+                resource.special.add(request, name, mode, count)
+                if resource.wait_queue is not None:
+                    affected.append((subtree, IS if mode == S else IX, None))
+        return affected
+
+    def _add_intentions(self, request: Request) -> None:
+        """Add the subtrees above the names of a waiting request to its queues, before it enters them."""
+        modes: dict[str, QueueMode] = dict(request.modes())
+        changed = False
+        for name, mode in request.modes():
+            for subtree, _ in self.subtrees_above(name):
+                modes[subtree] = with_intention(modes.get(subtree), mode)
+                changed = True
+        if changed:
+            if request.details is None:
+                request.details = Details()
+            request.details.queue_modes = modes
+
+    def _open_subtree(self, subtree: str) -> None:
+        # Nearly all names of a large table are uncontended, so they are found in one expression.
+        prefix = subtree[:-2]
+        uncontended = [item for item in self.uncontended.items() if item[0].startswith(prefix)]
+        below = [name for name in self.resources if contains(subtree, name)]
+        resource = self.get_or_create_resource(subtree)
+        special = resource.special = Subtree()
+        self.subtrees[subtree] = resource
+        self.specials += 1
+        special.exclusive = len(uncontended)
+        special.examples = {name: (X, request) for name, request in uncontended[:MAX_EXAMPLES]}
+        by_transaction: dict[str, int] = {}
+        for _, request in uncontended:
+            if request.transaction is not None:
+                by_transaction[request.transaction] = by_transaction.get(request.transaction, 0) + 1
+        special.by_transaction = {name: (0, count) for name, count in by_transaction.items()}
+        waiting: dict[int, Request] = {}
+        for name in below:
+            each = self.resources[name]
+            for request in each.holders.values():
+                special.add(request, name, request.queue_mode(name), 1)
+            if each.wait_queue is not None:
+                waiting |= {entry[2].id: entry[2] for entry in each.wait_queue if name in entry[2].names()}
+        for id_ in sorted(waiting):
+            self._add_intention(waiting[id_], subtree)
+
+    def _add_intention(self, request: Request, subtree: str) -> None:
+        """Make a request, which waits for names below a new subtree, a waiter of the subtree."""
+        mode: QueueMode | None = None
+        for name, below in request.modes():
+            if contains(subtree, name):
+                mode = with_intention(mode, below)
+        assert mode is not None  # noqa: S101 - it waits below the subtree
+        if request.details is None:
+            request.details = Details()
+        if request.details.queue_modes is None:
+            request.details.queue_modes = dict(request.modes())
+        if request.simple:
+            request.simple = False
+            for name in request.queues():
+                self.wait_queue(name).non_simple_count += 1
+        request.details.queue_modes[subtree] = mode
+        self.wait_queue(subtree).restore(subtree, request, mode)
+
+    def close_specials(self, request: Request) -> AffectedQueues:
+        """Remove the counted resources and the subtrees of a request that has ended, if no other request names them.
+
+        Return the queues of the waiters below the subtrees, which may be grantable now.
+        """
+        affected: dict[str, None] = {}
+        for name in request.units:
+            resource = self.resources.get(name)
+            if resource is not None and not resource.holders and resource.wait_queue is None:
+                self._remove_resource(name, resource)
+        for subtree in () if request.details is None else request.details.subtrees:
+            resource = self.subtrees.get(subtree)
+            if resource is None or resource.holders:
+                continue
+            queue = resource.wait_queue
+            if queue is not None and any(mode not in (IS, IX) for mode in queue.modes()):
+                continue
+            for *_, waiter in [] if queue is None else queue.entries():
+                assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
+                del waiter.details.queue_modes[subtree]
+                if waiter.moved is not None and subtree in waiter.moved:
+                    del waiter.moved[subtree]
+                    waiter.moved = waiter.moved or None
+                    self.unmoved.append(waiter)
+                affected |= dict.fromkeys(waiter.names())
+            del self.resources[subtree], self.subtrees[subtree]
+            self.specials -= 1
+        return [(name, X, None) for name in affected]
+
+    def _remove_resource(self, name: str, resource: LockedResource) -> None:
+        """Remove a resource that is neither held nor waited for. A subtree stays until `close_specials`."""
+        if resource.special is None:
+            del self.resources[name]
+        elif name not in self.subtrees:
+            del self.resources[name]
+            self.specials -= 1
 
     def _transaction(self, name: str) -> Transaction:
         """Return the transaction with this name. Create it if needed."""

@@ -29,6 +29,7 @@ from genie.core.events import (
     UnknownId,
 )
 from genie.core.grant import (
+    MAX_CANDIDATES,
     grant_candidates,
     is_available,
     is_grantable,
@@ -38,7 +39,8 @@ from genie.core.grant import (
 )
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Reason, Request, Weight
+from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
+from genie.core.reduction import Reduction
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_LISTED_BLOCKERS,
@@ -47,6 +49,7 @@ from genie.core.view import (
     sample_blockers,
 )
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
+from genie.lock_modes import S, U, X
 
 RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
@@ -130,7 +133,7 @@ class LockManager:
         A well-typed command never raises an exception, except for a defect.
         """
         if isinstance(command, Request):
-            return self.request(command, now)
+            return self.request_special(command, now) if command.details is not None else self.request(command, now)
         if isinstance(command, Release):
             return self.release(command.id, now)
         events: list[Event] = []
@@ -158,18 +161,23 @@ class LockManager:
     def grant_if_uncontended(self, request: Request, now: float) -> bool:
         """Grant a new request for exclusive locks on unlocked resources, without a step. Return whether it was granted.
 
+        The request must have no `details`: it names neither units nor subtrees.
+
         If not, nothing has changed, and the request needs a step. A step would have the same effect as this method.
         """
-        uncontended, resources = self.table.uncontended, self.table.resources
+        table = self.table
+        uncontended = table.uncontended
+        resources = table.resources
         for name in request.exclusive:
             if name in uncontended or name in resources:
                 return False
-        if request.shared:
+        if request.shared or table.specials:
             return False
-        request.id = request.owner = self.next_id
-        self.next_id += 1
+        id_ = self.next_id
+        self.next_id = id_ + 1
+        request.id = request.owner = id_
         self._begin_hold(request, now)
-        self.table.held[request.id] = request
+        table.held[id_] = request
         if request.transaction is not None:
             self._add_to_transaction(request, request.transaction, now)
         for name in request.exclusive:
@@ -182,8 +190,9 @@ class LockManager:
         If it is not such a request, return None: nothing has changed, and the release needs a step.
         """
         table = self.table
-        request, uncontended = table.held.get(id), table.uncontended
-        if request is None or request.origin is not origin or request.shared:
+        request = table.held.get(id)
+        uncontended = table.uncontended
+        if request is None or request.origin is not origin or request.shared or table.specials:
             return None
         for name in request.exclusive:
             if name not in uncontended:
@@ -220,6 +229,8 @@ class LockManager:
             self.table.remove_held(request)
         else:
             self.table.dequeue(request)
+            self.table.close_specials(request)
+        self.table.unmoved.clear()
 
     def add_outcome(self, id: int, reason: Reason) -> None:
         """Remember why a request ended that ended before the state was loaded."""
@@ -232,12 +243,15 @@ class LockManager:
     # -- Commands -------------------------------------------------------------------------
 
     def request(self, request: Request, now: float, max_queue_entries: float = inf) -> list[Event]:
-        """Grant a new request immediately or queue it: a step of a `Request`.
+        """Grant a new request immediately or queue it: a step of a `Request` that names neither units nor subtrees.
 
         Reject it if the wait queues would have more than `max_queue_entries` entries.
         """
         events: list[Event] = []
-        self._assign_id(request)
+        id_ = self.next_id
+        self.next_id = id_ + 1
+        request.id = id_
+        request.owner = id_ if request.transaction is None else request.transaction
         if is_immediately_grantable(self.table, request):
             if request.transaction is not None and self.lock_order is not None:
                 self._analyse(request, request.transaction, now)
@@ -251,6 +265,14 @@ class LockManager:
             self._queue(request, now, events)
         return events
 
+    def request_special(self, request: Request, now: float, max_queue_entries: float = inf) -> list[Event]:
+        """Do the same as `request` for a request that names units or subtrees."""
+        self.table.open_specials(request)
+        events = self.request(request, now, max_queue_entries - len(request.units))
+        if isinstance(events[0], QueueFull):
+            self._close_specials(request)
+        return events
+
     def _take(self, take: Take, now: float, events: list[Event]) -> None:
         """Grant available resources until their weights reach the target, or end the request as insufficient.
 
@@ -261,19 +283,23 @@ class LockManager:
         reached: Weight = 0
         locked: Weight = 0
         self._assign_id(request)
-        taken: tuple[list[str], list[str]] = [], []  # shared names, exclusive names: indexed by `exclusive`
-        uncontended, resources = self.table.uncontended, self.table.resources
-        for (name, exclusive), weight in zip(take.choices, take.weights, strict=True):
+        taken: tuple[list[str], list[str], list[str]] = [], [], []  # indexed by mode: S, X, U
+        table = self.table
+        uncontended, resources, subtrees = table.uncontended, table.resources, table.subtrees
+        for (name, mode), weight in zip(take.choices, take.weights, strict=True):
             # A name that is in neither table is available: there may be 10,000, and a call takes half of their time.
-            if (name in uncontended or name in resources) and not is_available(
-                self.table, request.owner, name, exclusive
+            if (name in uncontended or name in resources or subtrees) and not is_available(
+                table, request.owner, name, mode, take.units.get(name)
             ):
                 locked += weight
                 continue
-            taken[exclusive].append(name)
+            taken[mode].append(name)
             reached += weight
             if reached >= take.target:
-                request.shared, request.exclusive = tuple(taken[False]), tuple(taken[True])
+                request.shared, request.exclusive = tuple(taken[S]), tuple(taken[X])
+                if taken[U]:
+                    request.details = Details({name: take.units[name] for name in taken[U]})
+                    self.table.open_specials(request)
                 self._grant(request, now)
                 events.append(Taken(request))
                 return
@@ -317,12 +343,14 @@ class LockManager:
             request.deadline = ceil(now + timeout_ms)
             self.deadlines.add(request.deadline, request.id)
         if rearranged:
-            self._grant_waiters([(name, True, None) for name in rearranged], now, events, new_request=request)
+            self._grant_waiters([(name, X, None) for name in rearranged], now, events, new_request=request)
         elif is_grantable(table, request):
             self._grant_waiter(request, now, events)
         if moved:
             moved.pop(request, None)
-            self._append_moved(moved, {*request.names(), *(rearranged or ())}, events)
+            self._append_moved(
+                moved, {*(request.queues() if table.specials else request.names()), *(rearranged or ())}, events
+            )
 
     def _resolve_cycle(
         self, request: Request, moved: dict[Request, int], events: list[Event]
@@ -334,14 +362,21 @@ class LockManager:
         deadlock. Adds the requests whose positions changed to `moved`.
         """
         table, budget = self.table, deadlock.StepBudget(moved.get(request, 0))
+        search: Reduction | None = None
         try:
-            cycle = deadlock.find_deadlock(table, request.owner, budget)
+            if table.specials:
+                search = Reduction(table, request.owner, budget)
+            cycle = search.find_deadlock() if search else deadlock.find_deadlock(table, request.owner, budget)
             if cycle is not None or (request.queue_timeout_ms <= 0 and waits_for_holder(table, request)):
                 self._end_on_arrival(request, events, cycle)
                 return None
-            rearrangement = deadlock.find_rearrangement(table, request.owner, budget)
+            if search:
+                rearrangement = search.find_rearrangement()
+            else:
+                rearrangement = deadlock.find_rearrangement(table, request.owner, budget)
         except deadlock.GraphTooLarge:
             table.withdraw(request)
+            self._close_specials(request)
             request.state = ENDED
             events[:] = [GraphFull(request)]
             return None
@@ -392,6 +427,8 @@ class LockManager:
             if limit <= 0 or reads >= MAX_EXPIRY_READS or len(self.pending_grants) > MAX_CONTINUED_QUEUES:
                 break
             limit -= len(request.exclusive) + len(request.shared)
+            if request.details is not None:
+                limit -= len(request.units)
             if request.state is HELD:
                 affected = self._remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
@@ -421,8 +458,11 @@ class LockManager:
         for request in requests:
             if request.state is WAITING:
                 affected += self._queues_of(request)
-                self._clear_deadline(request)
+                if request.deadline < NEVER:
+                    self.deadlines.discard(request.deadline, request.id)
                 self.table.dequeue(request)
+                if self.table.specials:
+                    self._close_specials(request)
                 self._end(Released(request, reason), events)
             elif request.state is HELD:
                 affected += self._remove_held(request)
@@ -436,7 +476,7 @@ class LockManager:
         ended += (request for request in table.waiting.values() if request.origin is None)
         self._end_all(ended, now, events)
         # Resources in `uncontended` have no waiters.
-        affected: AffectedQueues = [(name, True, None) for name in table.resources]
+        affected: AffectedQueues = [(name, X, None) for name in table.resources]
         self._grant_waiters(affected, now, events)
 
     # -- Parts of the commands ------------------------------------------------------------
@@ -495,11 +535,23 @@ class LockManager:
         self._outcomes.add(request.id, event.reason)
         events.append(event)
 
+    def _close_specials(self, request: Request) -> None:
+        """Remove the subtrees that only `request` named, which has ended without a grant. Waiters below are granted later."""
+        affected = self.table.close_specials(request)
+        if affected:
+            self._leave_for_later(affected)
+
+    def _leave_for_later(self, affected: AffectedQueues) -> None:
+        self.pending_grants += affected
+        self.deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
+
     def _time_out(self, request: Request, events: list[Event], max_counted: int = MAX_COUNTED_BLOCKERS) -> int:
         """End a waiting request with the reason `queue-timeout`. The event lists its blockers. Return how many were read."""
         limit = read_limit(request, max_counted)
         blockers, total, reads = sample_blockers(self.table, request, limit, count=True)
         self.table.dequeue(request)
+        if self.table.specials:
+            self._close_specials(request)
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, min(total, max_counted)), events)
         return reads
 
@@ -507,6 +559,8 @@ class LockManager:
         """End a new request that cannot wait: with `deadlock` if it closed a cycle, else with `queue-timeout`."""
         blockers = find_blockers(self.table, request) if cycle is None else ((), 0)
         self.table.withdraw(request)
+        if self.table.specials:
+            self._close_specials(request)
         if cycle is None:
             self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, *blockers), events)
         else:
@@ -523,7 +577,8 @@ class LockManager:
 
     def _queues_of(self, request: Request) -> AffectedQueues:
         """Return the queues of a waiting request, in which waiters may become grantable once it is removed."""
-        return [(name, exclusive, request.entry(name)) for name, exclusive in request.modes()]
+        modes = request.modes() if request.details is None else request.queue_modes()
+        return [(name, mode, request.entry(name)) for name, mode in modes]
 
     def _append_moved(self, moved: dict[Request, int], names: set[str], events: list[Event]) -> None:
         """Append a `Moved` event for each moved request that still waits. They have moved in the queues of `names`.
@@ -532,8 +587,7 @@ class LockManager:
         """
         if moved and self.pending_grants:
             self.pending_grants = [
-                (name, include_shared, None if name in names else after)
-                for name, include_shared, after in self.pending_grants
+                (name, mode, None if name in names else after) for name, mode, after in self.pending_grants
             ]
         events += (Moved(request) for request in moved if request.state is WAITING)
 
@@ -549,7 +603,8 @@ class LockManager:
 
         Requests are granted in queue order. One pass is enough, because a grant makes no other request grantable: a request that
         blocked others as an earlier waiter blocks them as a holder now. For the same reason the rest of very many candidates can
-        be checked in later steps. Returns about how many requests and resources were read.
+        be checked in later steps. Only the grant of units is followed by another pass, because later waiters need not fit into
+        the limit of a holder. Returns about how many requests and resources were read.
         """
         if len(affected) == 1 and new_request is None:
             only_candidate = only_grantable(self.table, affected[0][0])
@@ -560,15 +615,41 @@ class LockManager:
         for request in candidates:
             if is_grantable(self.table, request):
                 self._grant_waiter(request, now, events)
+        if self.table.specials:
+            events += map(Moved, self.table.unmoved)
+            self.table.unmoved.clear()
+            left += self._grant_beside_units(candidates, now, events)
         if left:
-            self.pending_grants += left
-            self.deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
+            self._leave_for_later(left)
         return reads
+
+    def _grant_beside_units(self, granted: list[Request], now: float, events: list[Event]) -> AffectedQueues:
+        """Grant the waiters that had to fit into the limit of an earlier waiter, one of `granted`, which is a holder now.
+
+        Return the queues that are left.
+        """
+        reads = 0
+        left: AffectedQueues = []
+        while True:
+            affected: AffectedQueues = [
+                (name, U, None) for request in granted if request.state is HELD for name in request.units
+            ]
+            if not affected or reads >= MAX_CANDIDATES:
+                return left + affected
+            candidates, unread, count = grant_candidates(self.table, affected)
+            left += unread
+            reads += count + len(affected)
+            granted = []
+            for request in candidates:
+                if is_grantable(self.table, request):
+                    self._grant_waiter(request, now, events)
+                    granted.append(request)
 
     def _grant_waiter(self, request: Request, now: float, events: list[Event]) -> None:
         """Dequeue and grant a waiting request."""
         self.table.dequeue(request)
-        self._clear_deadline(request)
+        if request.deadline < NEVER:
+            self.deadlines.discard(request.deadline, request.id)
         waited_ms = now - request.since
         self._grant(request, now)
         events.append(Locked(request, waited_ms))

@@ -1,23 +1,14 @@
-"""The data model of the lock manager: requests, lock modes, request states and release reasons."""
+"""The data model of the lock manager: requests, their states and the reasons for which they end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Final
 
 from genie.core.context import NO_CONTEXT, Context, Origin
-
-
-class Mode(StrEnum):
-    """A lock mode.
-
-    Shared locks are compatible with each other; an exclusive lock conflicts with every other lock.
-    """
-
-    SHARED = "shared"
-    EXCLUSIVE = "exclusive"
+from genie.lock_modes import Mode, QueueMode, S, U, UnitCount, X, is_subtree, lock_text
 
 
 class Reason(StrEnum):
@@ -51,7 +42,7 @@ NO_TIMEOUT_MS: Final = 2_147_483_647
 """A `queue_timeout_ms` of at least this value, the largest on the wire, means no limit."""
 
 MAX_LINEAR_SEARCH: Final = 16
-"""Maximum number of names in which `is_exclusive` searches linearly. For more names it builds a set."""
+"""Maximum number of names in which `queue_mode` searches linearly. For more names it builds a dict."""
 
 Weight = int
 
@@ -66,12 +57,37 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 """
 
 
+class Details:
+    """What few requests have: units, subtrees, or modes that do not follow from `Request.shared` and `Request.exclusive`."""
+
+    __slots__ = ("queue_modes", "subtrees", "units")
+
+    def __init__(self, units: dict[str, UnitCount] | None = None, subtrees: tuple[str, ...] = ()) -> None:
+        self.units: dict[str, UnitCount] = {} if units is None else units
+        """The units that the request asks for, by counted resource."""
+        self.subtrees = subtrees
+        """The subtrees that the request names, in either mode."""
+        self.queue_modes: dict[str, QueueMode] | None = None
+        """The mode in each queue of a waiting request, with the intentions. None before it is needed."""
+
+
+def details_of(
+    shared: tuple[str, ...], exclusive: tuple[str, ...], units: dict[str, UnitCount] | None = None
+) -> Details | None:
+    """Return the details of a request with these locks, or None if it names neither units nor subtrees."""
+    subtrees = tuple([name for name in exclusive + shared if is_subtree(name)])
+    return Details(units, subtrees) if units or subtrees else None
+
+
+_NO_UNITS: Final[dict[str, UnitCount]] = {}
+
+
 @dataclass(slots=True, init=False, eq=False, repr=False)
 class Request:
     """One request for a set of locks, from its arrival to its release. It is also the command itself.
 
-    The client sets the first block of fields. A name occurs once, either in `shared` or in
-    `exclusive`. The lock manager sets the second block when the request arrives. Times are
+    The client sets the first block of fields. A name occurs once: in `shared`, in `exclusive`, or in
+    `units`. The lock manager sets the second block when the request arrives. Times are
     milliseconds of the lock manager's clock, except `since_unix_ms`.
     """
 
@@ -104,11 +120,10 @@ class Request:
     None unless the request waits."""
     moved: dict[str, QueueEntry] | None
     """The entries of the request in rearranged queues, by resource. None instead of an empty dict."""
-    exclusive_names: frozenset[str] | None
-    """`exclusive` as a set, built by `is_exclusive` if there are many names."""
+    details: Details | None
     simple: bool
-    """Set while the request waits. True if it names one resource and has no transaction: then all its
-    wait-for edges are within the queue of this resource."""
+    """Set while the request waits. True if it is in one queue and has no transaction: then all its wait-for edges are
+    within this queue."""
 
     # Written out because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted.
     def __init__(
@@ -137,7 +152,7 @@ class Request:
         self.fence = 0
         self.queue_entry = None
         self.moved = None
-        self.exclusive_names = None
+        self.details = None
 
     def __repr__(self) -> str:
         resources = [f"{self.mode(name)}:{name}" for name in self.names()]
@@ -163,29 +178,64 @@ class Request:
             moved[name] = (entry[0], entry[1], self)
         self.moved = moved or None
 
-    def is_exclusive(self, name: str) -> bool:
-        """Return whether this request asks for `name` in exclusive mode.
+    @property
+    def units(self) -> dict[str, UnitCount]:
+        """The units that the request asks for, by counted resource."""
+        return _NO_UNITS if self.details is None else self.details.units
 
-        For a request with many names, the first call builds a set. So calls for all names take linear
+    def queue_mode(self, name: str) -> QueueMode:
+        """Return the mode of this request in the queue of `name`, one of its names or a subtree above one of them.
+
+        For a request with many names, the first call builds a dict. So calls for all names take linear
         time in total.
         """
-        if len(self.exclusive) <= MAX_LINEAR_SEARCH:
-            return name in self.exclusive
-        if self.exclusive_names is None:
-            self.exclusive_names = frozenset(self.exclusive)
-        return name in self.exclusive_names
+        if self.details is None:
+            if len(self.exclusive) <= MAX_LINEAR_SEARCH:
+                return X if name in self.exclusive else S
+            self.details = Details()
+        if self.details.queue_modes is None:
+            self.details.queue_modes = dict(self.modes())
+        return self.details.queue_modes[name]
 
     def mode(self, name: str) -> Mode:
-        """Return the mode in which this request asks for `name`."""
-        return Mode.EXCLUSIVE if self.is_exclusive(name) else Mode.SHARED
+        """Return the mode in which this request names `name`."""
+        if self.details is not None and name in self.details.units:
+            return Mode.UNITS
+        return Mode.EXCLUSIVE if self.queue_mode(name) == X else Mode.SHARED
 
-    def modes(self) -> Iterator[tuple[str, bool]]:
-        """Yield each requested resource once, with whether it is requested in exclusive mode."""
+    def modes(self) -> Iterator[tuple[str, QueueMode]]:
+        """Yield each requested resource once, with its mode: `S`, `X` or `U`."""
         for name in self.exclusive:
-            yield name, True
+            yield name, X
         for name in self.shared:
-            yield name, False
+            yield name, S
+        if self.details is not None:
+            for name in self.details.units:
+                yield name, U
+
+    def queue_modes(self) -> Iterable[tuple[str, QueueMode]]:
+        """Return each queue of this waiting request by the name of its resource, and the mode in this queue."""
+        if self.details is None or self.details.queue_modes is None:
+            return self.modes()
+        return self.details.queue_modes.items()
+
+    def queues(self) -> Iterable[str]:
+        """Return the names of the resources in whose queues this request waits: its names, and the subtrees above them."""
+        if self.details is None or self.details.queue_modes is None:
+            return self.names()
+        return self.details.queue_modes
+
+    def lock_text(self, name: str, mode: QueueMode) -> str:
+        """Return one lock of this request as clients write it. `mode`: that of `modes`."""
+        return lock_text(name, mode, self.units[name] if mode == U else None)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all requested resources, each once."""
+        if self.details is not None and self.details.units:
+            return (*self.exclusive, *self.shared, *self.details.units)
         return self.exclusive + self.shared
+
+    def name_count(self) -> int:
+        """Return the number of requested resources."""
+        count = len(self.exclusive) + len(self.shared)
+        return count if self.details is None else count + len(self.details.units)

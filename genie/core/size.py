@@ -19,6 +19,8 @@ SHORT_REF: Final = 64
 SHORT_NAMES: Final = 8
 """Number of names of a request that are few for certain. A request with more is not retained with its reply."""
 
+DETAILS_BYTES: Final = 512
+"""The details of a request that names units or subtrees, beside its names."""
 SHORT_TEXT_BYTES: Final = 208
 """Bytes of a name or a note that are part of `REQUEST_BYTES` and `NAME_BYTES`."""
 SHORT_REF_BYTES: Final = 640
@@ -61,6 +63,8 @@ def text_excess(text: str) -> int:
 def excess_bytes(request: Request) -> int:
     """Return how many bytes the texts of a request take beyond those of a request with short texts."""
     excess = sum(map(text_excess, request.exclusive)) + sum(map(text_excess, request.shared))
+    if request.details is not None:
+        excess += DETAILS_BYTES + sum(map(text_excess, request.details.units))
     for text in (request.transaction, request.context.note):
         if text is not None:
             excess += text_excess(text)

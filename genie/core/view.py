@@ -8,8 +8,11 @@ from itertools import islice
 
 from genie.core.context import shown_context
 from genie.core.events import Blocker
+from genie.core.grant import units_fit
 from genie.core.lock_table import LockTable, Transaction
-from genie.core.model import HELD, Mode, Request
+from genie.core.model import HELD, Request
+from genie.core.special import Subtree, contains
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, Mode, QueueMode, S, U
 
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
@@ -39,7 +42,8 @@ def find_blockers(
 
 def read_limit(request: Request, max_counted: int) -> int:
     """Return how many requests and resources `sample_blockers` may read to count `max_counted` blockers of a request."""
-    return max_counted + MAX_SCANNED + len(request.exclusive) + len(request.shared)
+    names = len(request.exclusive) + len(request.shared)
+    return max_counted + MAX_SCANNED + (names if request.details is None else names + len(request.details.units))
 
 
 def sample_blockers(
@@ -62,6 +66,8 @@ def sample_blockers(
             listed.append(_to_blocker(table, name, other, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
+    if count and table.subtrees:
+        total += _count_unlisted(table, request)
     return tuple(listed), total, scanned
 
 
@@ -71,7 +77,7 @@ def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
     Reads at most `MAX_SCANNED` resources, and at most `MAX_SCANNED` requests on each resource, because
     the search runs for every request that starts to wait.
     """
-    for name, exclusive in islice(request.modes(), MAX_SCANNED):
+    for name, exclusive in islice(request.queue_modes() if table.specials else request.modes(), MAX_SCANNED):
         if any(
             other is not None for _, other, _ in islice(_scan_resource(table, request, name, exclusive), MAX_SCANNED)
         ):
@@ -88,6 +94,7 @@ def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Bloc
         held=held,
         since_unix_ms=int(other.since_unix_ms),
         context=shown_context(other),
+        units=None if other.details is None else other.details.units.get(name),
     )
 
 
@@ -97,8 +104,10 @@ def _held_mode(table: LockTable, name: str, holder: Request) -> Mode:
     A holder may hold thousands of resources, so its names are searched only if `name` is held in
     both modes.
     """
+    if name in table.uncontended:
+        return Mode.EXCLUSIVE
     resource = table.resources[name]
-    if resource.exclusive_count in (0, len(resource.holders)):
+    if resource.special is None and resource.exclusive_count in (0, len(resource.holders)):
         return Mode.EXCLUSIVE if resource.exclusive_count else Mode.SHARED
     return holder.mode(name)
 
@@ -109,24 +118,69 @@ def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | N
     For every resource or request that the search reads and that is not a blocker, an item with None is
     yielded. So a caller that limits the number of items also limits the work.
     """
-    for name, exclusive in request.modes():
-        yield from _scan_resource(table, request, name, exclusive)
+    for name, mode in request.queue_modes() if table.specials else request.modes():
+        yield from _scan_resource(table, request, name, mode)
 
 
 def _scan_resource(
-    table: LockTable, request: Request, name: str, exclusive: bool
+    table: LockTable, request: Request, name: str, mode: QueueMode
 ) -> Iterator[tuple[str, Request | None, bool]]:
     """Yield an item for each request on one resource that may block `request`: name, blocker or None, held."""
     owner = request.owner
     yield name, None, False
     resource = table.resources[name]
-    for holder in resource.holders.values() if exclusive or resource.exclusive_count else ():
-        blocks = exclusive or _held_mode(table, name, holder) is Mode.EXCLUSIVE
+    if table.specials and resource.special is not None:
+        yield from _scan_special_resource(table, request, name, mode)
+        return
+    for holder in resource.holders.values() if mode or resource.exclusive_count else ():
+        blocks = mode or _held_mode(table, name, holder) is Mode.EXCLUSIVE
         yield name, holder if blocks and holder.owner != owner else None, True
     queue, own_entry = table.wait_queue(name), request.entry(name)
-    for waiters in (queue.exclusive, queue.shared) if exclusive else (queue.exclusive,):
+    for waiters in (queue.exclusive, queue.shared) if mode else (queue.exclusive,):
         for entry in waiters.between(None, own_entry):
             yield name, entry[2] if entry[2].owner != owner else None, False
+
+
+def _scan_special_resource(
+    table: LockTable, request: Request, name: str, mode: QueueMode
+) -> Iterator[tuple[str, Request | None, bool]]:
+    """Do the same as `_scan_resource` for a counted resource or a subtree. A lock below a subtree is yielded by its own name."""
+    resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
+    blocking = list(CONFLICTS[mode])
+    if mode == U and not units_fit(resource, request.units[name], queue.of_mode(U).between(None, entry), name):
+        blocking.append(U)
+    for holder in resource.holders.values():
+        blocks = holder.owner != request.owner and holder.queue_mode(name) in blocking
+        yield name, holder if blocks else None, True
+    if isinstance(resource.special, Subtree):
+        for held, (below, holder) in resource.special.examples.items():
+            intention = IS if below == S else IX
+            yield held, holder if intention in blocking and holder.owner != request.owner else None, True
+    for each in blocking:
+        for waiter in queue.of_mode(each).between(None, entry):
+            other = waiter[2] if waiter[2].owner != request.owner else None
+            shown = name
+            if other is not None and each in (IS, IX):
+                shown = next((below for below in other.names() if contains(name, below)), name)
+            yield shown, other, False
+
+
+def _count_unlisted(table: LockTable, request: Request) -> int:
+    """Return the number of locks below the subtrees that a request waits for that are no examples, and block it."""
+    count = 0
+    for name, mode in request.queue_modes():
+        special = table.resources[name].special
+        if isinstance(special, Subtree) and special.has_conflicting(mode, request.owner):
+            shared, exclusive = special.by_transaction.get(request.transaction or "", (0, 0))
+            blocking = [IX] if mode in (S, SIX) else [IS, IX]
+            total = special.exclusive - exclusive + (special.shared - shared if IS in blocking else 0)
+            listed = [
+                holder
+                for below, holder in special.examples.values()
+                if (IS if below == S else IX) in blocking and holder.owner != request.owner
+            ]
+            count += max(0, total - len(listed))
+    return count
 
 
 # -- Inspection -----------------------------------------------------------------------

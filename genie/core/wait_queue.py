@@ -1,6 +1,6 @@
 """The wait queue of a resource, and the resource itself: its holders and its waiters.
 
-A `WaitQueue` consists of two `SortedQueue`s, one for each mode. A `SortedQueue` finds, inserts and
+A `WaitQueue` consists of a `SortedQueue` for each mode. A `SortedQueue` finds, inserts and
 removes entries at any position in logarithmic time.
 """
 
@@ -11,8 +11,11 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
+from typing import Final
 
 from genie.core.model import Owner, QueueEntry, Request
+from genie.core.special import Counted, Subtree
+from genie.lock_modes import CONFLICTS, QueueMode, S, X
 
 MAX_CHUNK = 512
 """Maximum entries of one chunk, so that an insertion or removal moves at most this many pointers."""
@@ -178,7 +181,7 @@ class SortedQueue:
 class LockedResource:
     """A resource that is held or waited for."""
 
-    __slots__ = ("exclusive_count", "holders", "wait_queue")
+    __slots__ = ("exclusive_count", "holders", "special", "wait_queue")
 
     def __init__(self, holder: Request | None = None, exclusive_count: int = 0) -> None:
         self.holders: dict[int, Request] = {} if holder is None else {holder.id: holder}
@@ -187,20 +190,24 @@ class LockedResource:
         """Number of exclusive holders. If it is not 0, all holders have the same owner."""
         self.wait_queue: WaitQueue | None = None
         """The waiting requests; None if there are none."""
+        self.special: Counted | Subtree | None = None
+        """What a counted resource and a subtree have beside this; None for a plain name."""
 
 
 class WaitQueue:
     """The waiters of one resource, in order.
 
-    The two modes are kept in separate queues, so that a search for the nearest waiter of one mode
-    never iterates over waiters of the other mode.
+    The modes are kept in separate queues, so that a search for the nearest waiter of one mode
+    never iterates over waiters of another mode.
     """
 
-    __slots__ = ("exclusive", "inverted", "non_simple_count", "shared")
+    __slots__ = ("exclusive", "inverted", "non_simple_count", "others", "shared")
 
     def __init__(self) -> None:
         self.shared = SortedQueue()
         self.exclusive = SortedQueue()
+        self.others: dict[QueueMode, SortedQueue] = NO_QUEUES
+        """The queues of the other modes, none of them empty: `U` of a counted resource, the others of a subtree."""
         self.non_simple_count = 0
         """Number of waiters that are not `simple`. If it is 0, no cycle passes through this queue."""
         self.inverted: dict[int, Request] | None = None
@@ -208,11 +215,46 @@ class WaitQueue:
         of higher priority. May also contain requests that have left the queue. None: there are no such waiters."""
 
     def __len__(self) -> int:
-        return len(self.shared) + len(self.exclusive)
+        return len(self.shared) + len(self.exclusive) + sum(map(len, self.others.values()))
 
     def __iter__(self) -> Iterator[QueueEntry]:
         """Yield all entries, first to last."""
+        if self.others:
+            return merge(self.shared, self.exclusive, *self.others.values())
         return merge(self.shared, self.exclusive) if self.exclusive else iter(self.shared)
+
+    def of_mode(self, mode: QueueMode) -> SortedQueue:
+        """Return the queue of one mode, to read it."""
+        return self.shared if mode == S else self.exclusive if mode == X else self.others.get(mode, NO_ENTRIES)
+
+    def modes(self) -> list[QueueMode]:
+        """Return the modes in which requests wait."""
+        return [mode for mode, queue in ((S, self.shared), (X, self.exclusive)) if queue] + list(self.others)
+
+    def conflicting(self, mode: QueueMode) -> list[SortedQueue]:
+        """Return the queues of the modes that conflict with `mode`, without the empty ones."""
+        return [queue for other in CONFLICTS[mode] if (queue := self.of_mode(other))]
+
+    def add(self, entry: QueueEntry, mode: QueueMode) -> None:
+        """Insert an entry at its sorted position."""
+        if mode > X:
+            if not self.others:
+                self.others = {}
+            if mode not in self.others:
+                self.others[mode] = SortedQueue()
+        self.of_mode(mode).add(entry)
+
+    def remove(self, entry: QueueEntry, mode: QueueMode) -> None:
+        """Remove an entry, which must be present."""
+        queue = self.of_mode(mode)
+        queue.remove(entry)
+        if mode > X and not queue:
+            del self.others[mode]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request waits."""
+        return not (self.exclusive or self.shared or self.others)
 
     def entries(self) -> list[QueueEntry]:
         """Return all entries, first to last."""
@@ -220,9 +262,10 @@ class WaitQueue:
 
     def entries_between(self, low: QueueEntry, high: QueueEntry, limit: int) -> list[QueueEntry]:
         """Return the first `limit` entries between `low` and `high`, without these two."""
-        return list(islice(merge(self.shared.between(low, high), self.exclusive.between(low, high)), limit))
+        queues = [queue.between(low, high) for queue in (self.shared, self.exclusive, *self.others.values())]
+        return list(islice(merge(*queues), limit))
 
-    def insert(self, name: str, request: Request, exclusive: bool, moved: dict[Request, int]) -> None:
+    def insert(self, name: str, request: Request, mode: QueueMode, moved: dict[Request, int]) -> None:
         """Insert a new request after the last request of the same or a higher priority.
 
         Other requests change their positions only if the queue contains a priority inversion. They are added to
@@ -231,12 +274,14 @@ class WaitQueue:
         """
         if not request.simple:
             self.non_simple_count += 1
-        if self.inverted is None:
-            (self.exclusive if exclusive else self.shared).add(request.entry(name))
+        if self.inverted is not None:
+            self._insert_among_inverted(name, request, mode, moved)
+        elif mode == X:
+            self.exclusive.add(request.entry(name))
         else:
-            self._insert_among_inverted(name, request, exclusive, moved)
+            self.add(request.entry(name), mode)
 
-    def _insert_among_inverted(self, name: str, request: Request, exclusive: bool, moved: dict[Request, int]) -> None:
+    def _insert_among_inverted(self, name: str, request: Request, mode: QueueMode, moved: dict[Request, int]) -> None:
         """Insert a new request into a queue with a priority inversion: its sorted position may be wrong.
 
         The new request exchanges its position with the requests that it must be after or before, and each of these requests
@@ -250,7 +295,7 @@ class WaitQueue:
             others = [*self.entries_between(entry, demoted, limit), demoted]
         else:
             others = self._lower_priorities_before(entry, request, limit)
-        (self.exclusive if exclusive else self.shared).add(entry)
+        self.add(entry, mode)
         if len(others) <= limit:
             requests = [other[2] for other in others]
             if demoted is not None:
@@ -317,38 +362,49 @@ class WaitQueue:
         """
         changed = [(entry, request) for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
         for entry, _ in changed:
-            (self.exclusive if entry[2].is_exclusive(name) else self.shared).remove(entry)
+            self.remove(entry, entry[2].queue_mode(name))
         for entry, request in changed:
             request.move(name, entry)
-            self._insert_entry(name, request, request.is_exclusive(name))
+            self._insert_entry(name, request, request.queue_mode(name))
         return [request for _, request in changed]
 
-    def restore(self, name: str, request: Request, exclusive: bool) -> None:
+    def restore(self, name: str, request: Request, mode: QueueMode) -> None:
         """Insert a request that was loaded from the store, at its stored position."""
         self.non_simple_count += not request.simple
-        self._insert_entry(name, request, exclusive)
+        self._insert_entry(name, request, mode)
 
-    def _insert_entry(self, name: str, request: Request, exclusive: bool) -> None:
+    def _insert_entry(self, name: str, request: Request, mode: QueueMode) -> None:
         """Insert a request at the position that its entry specifies."""
         entry = request.entry(name)
-        (self.exclusive if exclusive else self.shared).add(entry)
+        self.add(entry, mode)
         if -entry[0] != request.priority:
             if self.inverted is None:
                 self.inverted = {}
             self.inverted[request.id] = request
 
     def _before(self, entry: QueueEntry) -> QueueEntry | None:
-        """Return the last entry of both modes before `entry`, or None."""
-        return max(filter(None, (self.shared.before(entry), self.exclusive.before(entry))), default=None)
+        """Return the last entry of all modes before `entry`, or None."""
+        return max(filter(None, [queue.before(entry) for queue in self._queues()]), default=None)
 
     def _after(self, entry: QueueEntry) -> QueueEntry | None:
-        """Return the first entry of both modes after `entry`, or None."""
-        return min(filter(None, (self.shared.after(entry), self.exclusive.after(entry))), default=None)
+        """Return the first entry of all modes after `entry`, or None."""
+        return min(filter(None, [queue.after(entry) for queue in self._queues()]), default=None)
 
     @property
     def last(self) -> QueueEntry | None:
-        """The last entry of both modes, or None."""
+        """The last entry of all modes, or None."""
+        if self.others:
+            return max(filter(None, [queue.last for queue in self._queues()]))
         shared, exclusive = self.shared.last, self.exclusive.last
         if shared is None or exclusive is None:
             return shared or exclusive
         return max(shared, exclusive)
+
+    def _queues(self) -> list[SortedQueue]:
+        return [self.shared, self.exclusive, *self.others.values()]
+
+
+NO_ENTRIES: Final = SortedQueue()
+"""An empty queue. Never changed."""
+NO_QUEUES: Final[dict[QueueMode, SortedQueue]] = {}
+"""`others` of the queue of a plain name. Never changed."""

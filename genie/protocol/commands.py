@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 
 from genie.core import Context, Extend, Release, Request, Take, context_of
+from genie.core.model import details_of
 from genie.core.size import SHORT_TEXT_BYTES, is_large, text_bytes
 from genie.errors import Code, RequestRejected
+from genie.lock_modes import is_subtree
 from genie.protocol import codec, diagnostics, limits
 from genie.protocol.limits import DEFAULT_TIMEOUT_MS
-from genie.protocol.resources import check_name, parse_choices, parse_resource, split_by_mode
+from genie.protocol.resources import check_name, parse_choices, split_by_mode
 from genie.protocol.wire_types import (
     ByeLine,
     ExtendLine,
@@ -220,11 +222,12 @@ def _build_command(line: Line) -> WireCommand:
     return command if namespace is None else Namespaced(namespace, command)
 
 
-def _build_request(payload: RequestPayload, is_short: bool = True) -> Request | Take:
+def _build_request(payload: RequestPayload, long_names: PlainNames | None = None) -> Request | Take:
     """Return a `Request` if the payload has `resources`. Otherwise return a `Take`, which chooses from `anyOf`.
 
-    Raises ValueError for invalid input that decoding cannot detect, such as `resources` together with `anyOf`. With `is_short`,
-    raises `_NotShort` if a text is not short.
+    Raises ValueError for invalid input that decoding cannot detect, such as `resources` together with `anyOf`. Without
+    `long_names`, the names of a request that may be long, raises `_NotShort` if a text is not short, or if the request names
+    units or a subtree.
     """
     resources = payload.resources
     if resources is None:
@@ -232,11 +235,11 @@ def _build_request(payload: RequestPayload, is_short: bool = True) -> Request | 
     if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
         raise ValueError("resources and anyOf are mutually exclusive")
     cached = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
-    shared, exclusive = cached or (_split_and_cache(resources) if is_short else split_by_mode(resources))
+    shared, exclusive = cached or (_split_and_cache(resources) if long_names is None else long_names)
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
-        if is_short and not name.isascii():
+        if long_names is None and not name.isascii():
             _check_short(name)
     request = Request(  # positional arguments: twice as fast as keywords in CPython (measured)
         shared,
@@ -250,7 +253,7 @@ def _build_request(payload: RequestPayload, is_short: bool = True) -> Request | 
     )
     if payload.note is not None or payload.traceparent is not None:
         request.context = _context(payload)
-        if is_short and payload.note is not None and not payload.note.isascii():
+        if long_names is None and payload.note is not None and not payload.note.isascii():
             _check_short(payload.note)
     return request
 
@@ -269,9 +272,18 @@ def _check_short(text: str) -> None:
 
 
 def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Take:
-    """Return the command of a `request` that may take much memory: then it is a `LargeRequest`. Raises ValueError."""
-    request = _build_request(payload, is_short=False)
-    return LargeRequest(request) if type(request) is Request and is_large(request) else request
+    """Return the command of a `request` that may take much memory, or names units or subtrees: then it is a `LargeRequest`.
+
+    Raises ValueError.
+    """
+    if payload.resources is None:
+        return _build_request(payload)
+    shared, exclusive, units = split_by_mode(payload.resources)
+    request = _build_request(payload, (shared, exclusive))
+    if type(request) is not Request:
+        return request
+    request.details = details_of(shared, exclusive, units)
+    return LargeRequest(request) if request.details is not None or is_large(request) else request
 
 
 def _build_take(payload: RequestPayload) -> Take:
@@ -295,7 +307,8 @@ def _build_take(payload: RequestPayload) -> Take:
         release_on_disconnect=payload.onDisconnect == "release",
         context=_context(payload, digest),
     )
-    return Take(request, parse_choices(any_of), weights, int(target), as_strings=type(target) is str)
+    choices, units = parse_choices(any_of)
+    return Take(request, choices, weights, int(target), units, as_strings=type(target) is str)
 
 
 def _digest_choices(any_of: list[str], weights: list[int], target: int) -> str:
@@ -382,36 +395,36 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
     return command
 
 
-Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""The shared and the exclusive names of a request."""
-
 MAX_CACHED_RESOURCES = 10_000
 
-_single_resource_cache: dict[str, Names] = {}
-"""The decoded resource of requests for one resource (measured), since services lock the same names
+PlainNames = tuple[tuple[str, ...], tuple[str, ...]]
+"""The shared and the exclusive names of a request."""
+
+_single_resource_cache: dict[str, PlainNames] = {}
+"""The shared and the exclusive names of requests for one plain resource (measured), since services lock the same names
 repeatedly. A cached name is the same string object each time: it is compared by identity, hashed
 once, and stored once for any number of waiters."""
 
 
-def _split_and_cache(resources: list[str]) -> Names:
+def _split_and_cache(resources: list[str]) -> PlainNames:
     """Return the shared and the exclusive names of a request. If it names one resource, cache the result.
 
-    Raises `_NotShort` if a name is not short.
+    Raises `_NotShort` if a name is not short, or if the request names units or a subtree.
     """
-    if len(resources) != 1:
-        several = split_by_mode(resources)
-        if not "".join(resources).isascii():
-            for each in several[0] + several[1]:
-                _check_short(each)
-        return several
-    exclusive, name = parse_resource(resources[0])
-    if not name.isascii():
-        _check_short(name)
-    names: Names = ((), (name,)) if exclusive else ((name,), ())
-    if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
-        _single_resource_cache.clear()
-    _single_resource_cache[resources[0]] = names
-    return names
+    shared, exclusive, units = split_by_mode(resources)
+    if units is not None:
+        raise _NotShort
+    is_ascii = "".join(resources).isascii()
+    for name in shared + exclusive:
+        if is_subtree(name):
+            raise _NotShort
+        if not is_ascii:
+            _check_short(name)
+    if len(resources) == 1:
+        if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
+            _single_resource_cache.clear()
+        _single_resource_cache[resources[0]] = shared, exclusive
+    return shared, exclusive
 
 
 _BUILDERS: dict[type, Any] = {

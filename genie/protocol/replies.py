@@ -10,9 +10,10 @@ from itertools import chain, islice
 from typing import Any, Final, Protocol
 
 from genie import core
-from genie.core import SUCCESS, Blocker, Inspection, Mode, Reason, Released, Request, Row
+from genie.core import SUCCESS, Blocker, Inspection, Reason, Released, Request, Row
 from genie.core.context import shown_context
 from genie.errors import Code, RequestRejected
+from genie.lock_modes import QueueMode, U
 from genie.protocol import codec
 from genie.protocol.limits import PROTOCOL
 
@@ -235,17 +236,23 @@ def unwatched(prefix: str, ref: str | None) -> bytes:
     return message("unwatched", {"prefix": prefix}, ref)
 
 
-def watching_row(request: Request, resource: str, exclusive: bool) -> bytes:
+MODE_NAMES: Final = (b"shared", b"exclusive", b"units")
+"""The wire form of each mode: `S`, `X` and `U`."""
+
+
+def watching_row(request: Request, resource: str, mode: QueueMode) -> bytes:
     """Encode one row of `watching`: a held lock on one resource."""
     # Formatting takes half the time, and a reply has up to 10,000 rows.
-    mode, transaction = b"exclusive" if exclusive else b"shared", request.transaction
-    row = b'{"resource":%b,"mode":"%b","id":%d' % (codec.dumps(resource), mode, request.id)
+    transaction = request.transaction
+    row = b'{"resource":%b,"mode":"%b","id":%d' % (codec.dumps(resource), MODE_NAMES[mode], request.id)
+    if mode == U:
+        row += b',"units":%d,"of":%d' % request.units[resource]
     return row + b"}" if transaction is None else row + b',"transactionName":%b}' % codec.dumps(transaction)
 
 
-def event(request: Request, resource: str, exclusive: bool, state: str) -> bytes:
+def event(request: Request, resource: str, mode: QueueMode, state: str) -> bytes:
     """Encode `event`: a lock on a watched resource was granted or released. `state`: `locked` or `unlocked`."""
-    row = watching_row(request, resource, exclusive)
+    row = watching_row(request, resource, mode)
     return b'{"command":"event","payload":{"state":"%b",%b}\n' % (state.encode(), row[1:])
 
 
@@ -319,10 +326,10 @@ def _visible_resources(request: Request, is_visible: IsVisible | None, limit: in
     """Return the first visible resources of a request, and how many names were read, at most `limit`."""
     resources: list[str] = []
     read = 0
-    for name, exclusive in islice(request.modes(), limit):
+    for name, mode in islice(request.modes(), limit):
         read += 1
         if is_visible is None or is_visible(name):
-            resources.append(f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}")
+            resources.append(request.lock_text(name, mode))
             if len(resources) == MAX_ROW_RESOURCES:
                 break
     return resources, read
@@ -336,7 +343,7 @@ def _row_fields(row: Row, now: float, is_visible: IsVisible | None, resources: l
     fields: dict[str, Any] = {
         "id": request.id,
         "resources": resources,
-        "resourcesTotal": len(request.exclusive) + len(request.shared),
+        "resourcesTotal": request.name_count(),
         "priority": _round_ms(request.priority),
         "since": int(request.since_unix_ms),
     }

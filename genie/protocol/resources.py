@@ -1,9 +1,14 @@
-"""Resource names: `shared:NAME` and `exclusive:NAME` on the wire; `NAME` alone is allowed in arguments of programs."""
+"""Locks on the wire: `shared:NAME`, `exclusive:NAME`, and `2/10:NAME` for 2 of at most 10 units.
+
+`NAME` alone is allowed in arguments of programs. A name `**`, or one that ends in `/**`, means all names below it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from genie.lock_modes import WHOLE_NAMESPACE, QueueMode, S, U, UnitCount, X, is_subtree, lock_text
 
 MAX_NAME = 512
 """Maximum characters of the name of a resource or a transaction."""
@@ -18,9 +23,14 @@ EXCLUSIVE = "exclusive:"
 _SHARED_LENGTH = len(SHARED)
 _EXCLUSIVE_LENGTH = len(EXCLUSIVE)
 
+MAX_UNITS = 1_000_000
+"""Maximum number of units of a resource that may be in use at once."""
+
+_UNITS = re.compile(r"([0-9]{1,7})/([0-9]{1,7}):")
+
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CONTROL_BYTES = bytes((*range(0x20), *range(0x7F, 0xA0)))
-_IS_EXCLUSIVE = {"exclusive": True, "shared": False}
+_MODES = {"exclusive": X, "shared": S}
 
 
 def check_name(name: str, what: str = "a name") -> str:
@@ -32,51 +42,91 @@ def check_name(name: str, what: str = "a name") -> str:
     return name
 
 
-def parse_resource(resource: str) -> tuple[bool, str]:
-    """Split a resource such as `exclusive:NAME`. Return whether the mode is exclusive, and the name.
+def parse_resource(resource: str) -> tuple[QueueMode, str, UnitCount | None]:
+    """Split a resource such as `exclusive:NAME` into its mode (`S`, `X` or `U`), its name, and its units if the mode is `U`.
 
     Raises ValueError if the mode or the name is invalid.
     """
     if resource.startswith(EXCLUSIVE):
-        return True, check_name(resource[_EXCLUSIVE_LENGTH:], "the name of a resource")
+        return X, check_name(resource[_EXCLUSIVE_LENGTH:], "the name of a resource"), None
     if resource.startswith(SHARED):
-        return False, check_name(resource[_SHARED_LENGTH:], "the name of a resource")
+        return S, check_name(resource[_SHARED_LENGTH:], "the name of a resource"), None
+    found = _UNITS.match(resource)
+    if found is not None:
+        return U, *_check_units(
+            check_name(resource[found.end() :], "the name of a resource"), *map(int, found.groups())
+        )
     mode = resource.partition(":")[0][:40]
-    raise ValueError(f"a resource must begin with 'shared:' or 'exclusive:', not {mode!r}")
+    raise ValueError(f"a resource must begin with 'shared:', 'exclusive:' or units such as '2/10:', not {mode!r}")
 
 
-def split_by_mode(resources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names that are requested in shared mode, and the names requested in exclusive mode.
+def _check_units(name: str, units: int, limit: int) -> tuple[str, UnitCount]:
+    """Return the name and the units of a counted lock. Raises ValueError if they are invalid."""
+    if not 1 <= units <= limit <= MAX_UNITS:
+        raise ValueError(f"units must be K/N with 1 <= K <= N <= {MAX_UNITS}, not {units}/{limit}")
+    if is_subtree(name):
+        raise ValueError(f"units of a subtree do not exist: {name[:64]!r} means all names below it")
+    return name, (units, limit)
 
-    A name requested in both modes is exclusive. Raises ValueError if a resource is invalid.
+
+Names = tuple[tuple[str, ...], tuple[str, ...], dict[str, UnitCount] | None]
+"""The names that are requested in shared mode, those in exclusive mode, and the units by name, or None if there are none."""
+
+
+def split_by_mode(resources: Sequence[str]) -> Names:
+    """Return the names of a request by mode.
+
+    A name requested in shared and in exclusive mode is exclusive. Units of a name that is repeated are added up. Raises
+    ValueError if a resource is invalid, or if a name has several limits, or units and another mode.
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES} entries, not {len(resources)}")
-    modes: dict[str, bool] = {}
+    modes: dict[str, QueueMode] = {}
+    units: dict[str, UnitCount] = {}
     for resource in resources:
-        exclusive, name = parse_resource(resource)
-        modes[name] = exclusive or modes.get(name, False)
+        mode, name, asked = parse_resource(resource)
+        if asked is not None:
+            units[name] = asked if name not in units else _add_units(name, units[name], asked)
+        else:
+            modes[name] = mode or modes.get(name, S)
+    if units:
+        for name in units.keys() & modes.keys():
+            raise ValueError(f"{name[:64]!r} is requested as units and in another mode: use one of them")
     return (
-        tuple(name for name, exclusive in modes.items() if not exclusive),
-        tuple(name for name, exclusive in modes.items() if exclusive),
+        tuple(name for name, mode in modes.items() if mode == S),
+        tuple(name for name, mode in modes.items() if mode == X),
+        units or None,
     )
 
 
-def parse_choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    """Return the choices of `anyOf` in order: pairs of a name and whether it is requested in exclusive mode.
+def _add_units(name: str, units: UnitCount, others: UnitCount) -> UnitCount:
+    """Return the sum of units of one name. Raises ValueError if their limits differ, or the sum exceeds the limit."""
+    if units[1] != others[1]:
+        raise ValueError(f"{name[:64]!r} is requested with limits of {units[1]} and {others[1]} units: use one limit")
+    return _check_units(name, units[0] + others[0], units[1])[1]
 
-    Raises ValueError if a resource is invalid, or if a name occurs twice.
+
+Choices = tuple[tuple[tuple[str, QueueMode], ...], dict[str, UnitCount]]
+"""The choices of `anyOf` in order, pairs of a name and its mode, and the units of those in the mode `U`."""
+
+
+def parse_choices(resources: Sequence[str]) -> Choices:
+    """Return the choices of `anyOf`.
+
+    Raises ValueError if a resource is invalid or a subtree, or if a name occurs twice.
     """
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES} entries, not {len(resources)}")
     # Ten thousand calls of `parse_resource` take 20 ms.
-    modes: dict[str, bool] = {}
+    modes: dict[str, QueueMode] = {}
+    units: dict[str, UnitCount] = {}
     for resource in resources:
-        mode, _, name = resource.partition(":")
-        exclusive = _IS_EXCLUSIVE.get(mode)
-        if exclusive is None or not 0 < len(name) <= MAX_NAME:
-            exclusive, name = parse_resource(resource)  # raises ValueError
-        modes[name] = exclusive
+        text, _, name = resource.partition(":")
+        mode = _MODES.get(text)
+        if mode is None or not 0 < len(name) <= MAX_NAME:
+            mode, name, asked = parse_resource(resource)
+            units |= {} if asked is None else {name: asked}
+        modes[name] = mode
     # The names are checked together, in time that does not depend on their characters: all up to U+00FF are kept.
     latin = "".join(modes).encode("latin-1", "ignore")
     if len(latin.translate(None, _CONTROL_BYTES)) < len(latin):
@@ -88,7 +138,9 @@ def parse_choices(resources: Sequence[str]) -> tuple[tuple[str, bool], ...]:
             if name in seen:
                 raise ValueError(f"anyOf must name each resource once, but names {name[:64]!r} twice")
             seen.add(name)
-    return tuple(modes.items())
+    if subtrees := [name for name in modes if name[-2:] == "**" and is_subtree(name)]:
+        raise ValueError(f"anyOf must not name a subtree, such as {subtrees[0][:64]!r}: use resources")
+    return tuple(modes.items()), units
 
 
 def shared(name: str) -> str:
@@ -101,19 +153,59 @@ def exclusive(name: str) -> str:
     return EXCLUSIVE + check_name(name, "the name of a resource")
 
 
+def units(name: str, count: int, of: int) -> str:
+    """Return the wire form of a lock on units of a counted resource: `count` units, if at most `of` are in use at once."""
+    _check_units(check_name(name, "the name of a resource"), count, of)
+    return f"{count}/{of}:{name}"
+
+
+def subtree(name: str, *, shared: bool = False) -> str:
+    """Return the wire form of an exclusive, or a shared, lock on all names below `name`, which ends with `/`; "" for all names."""
+    if name and not name.endswith("/"):
+        raise ValueError(f"a subtree must end with '/', or be '' for all names, not {name[-64:]!r}")
+    return (SHARED if shared else EXCLUSIVE) + check_name(name + WHOLE_NAMESPACE, "the name of a resource")
+
+
+def merge(resources: Iterable[str]) -> dict[str, str]:
+    """Return one resource for each name, by name, that locks as much as all its `resources`, in the order of the names.
+
+    Units are added up. Exclusive is stronger than the other modes; a name with units and a shared lock becomes exclusive.
+    """
+    merged: dict[str, tuple[QueueMode, UnitCount | None]] = {}
+    for resource in resources:
+        mode, name, asked = parse_resource(resource)
+        other_mode, others = merged.get(name, (mode, None))
+        if mode != other_mode:
+            mode, asked = X, None
+        elif asked is not None and others is not None:
+            limit = min(asked[1], others[1])
+            asked = min(asked[0] + others[0], limit), limit
+        merged[name] = mode, asked
+    return {name: lock_text(name, mode, asked) for name, (mode, asked) in merged.items()}
+
+
+def strongest(one: str, other: str) -> str:
+    """Return the resource of one name that locks as much as each of two resources of this name, without adding units."""
+    mode, name, units = parse_resource(one)
+    other_mode, _, others = parse_resource(other)
+    if mode != other_mode:
+        return exclusive(name)
+    return one if units is None or others is None else lock_text(name, U, max(units, others))
+
+
 def parse_resource_arg(resource: str) -> str:
-    """Return the wire form of an argument: `shared:NAME`, `exclusive:NAME`, or `NAME` for exclusive.
+    """Return the wire form of an argument: `shared:NAME`, `exclusive:NAME`, `2/10:NAME`, or `NAME` for exclusive.
 
     Raises ValueError if the argument is invalid. A name without a mode must not contain a colon, so
     that a mistyped mode is not mistaken for a part of the name.
     """
-    if resource.startswith((SHARED, EXCLUSIVE)):
+    if resource.startswith((SHARED, EXCLUSIVE)) or _UNITS.match(resource):
         parse_resource(resource)
         return resource
     if ":" in resource:
         mode, _, name = resource.partition(":")
         raise ValueError(
-            f"{resource!r}: a resource is shared:NAME, exclusive:NAME or a NAME without a colon; "
+            f"{resource!r}: a resource is shared:NAME, exclusive:NAME, 2/10:NAME or a NAME without a colon; "
             f"{mode!r} is not a mode (for a name with a colon write exclusive:{mode}:{name})"
         )
     return exclusive(resource)

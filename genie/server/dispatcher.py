@@ -334,6 +334,9 @@ class Dispatcher:
                 self._take(now, connection, command)
         elif type(command) is LargeRequest:
             self.limits.unchecked_below_id = 0  # so that the request is charged for its texts
+            if command.request.details is not None:
+                self._request_special(now, connection, command.request)
+                return False
             item = Namespaced(self._namespace, command.request)
             self.execute(now, connection, iter((item,)), excess=excess_bytes(command.request))
         elif type(command) is ReleaseByRef:
@@ -366,6 +369,19 @@ class Dispatcher:
                 return self.execute(now, connection, iter((command,)), may_be_slow) is not None
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
+
+    def _request_special(self, now: float, connection: Peer, request: Request) -> None:
+        """Execute a request that names units or subtrees."""
+        if request.ref is not None and (earlier := connection.session.find(request.ref)) is not None:
+            self._repeat_reply(now, connection, request, earlier)
+        elif self._admit_request(connection, request, request.name_count(), excess_bytes(request)):
+            request.origin = connection.session
+            principal, size = connection.principal, self.size
+            limit = size.max_queue_entries if principal is None else size.queue_limit(principal.name)
+            events = self.manager.request_special(request, now, limit)
+            if type(events[0]) is Granted:
+                events[0] = core.Taken(request)
+            self.notifier.handle_events(events, now, connection, request.ref)
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""

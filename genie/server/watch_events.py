@@ -73,7 +73,7 @@ class WatchEvents:
         """
         events = self._publish(request, state)
         if self.waiting:
-            names = len(request.exclusive) + len(request.shared)
+            names = request.name_count()
             self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (names * NAME_BYTES + excess_bytes(request))
             if self._waiting_bytes > MAX_WAITING_BYTES:
                 watchers = self._watches.connections()
@@ -118,10 +118,10 @@ class WatchEvents:
         watches, lookups = self._watches, len(self._watches.prefix_count_by_length)
         groups: dict[tuple[str, ...], list[bytes]] = {}
         steps = 0
-        for name, exclusive in request.modes():
+        for name, mode in request.modes():
             prefixes = watches.matching_prefixes(name)
             if prefixes:
-                groups.setdefault(prefixes, []).append(replies.event(request, name, exclusive, state))
+                groups.setdefault(prefixes, []).append(replies.event(request, name, mode, state))
             steps += 1 + lookups
             if steps >= SLICE:
                 yield steps

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.lock_table import LockTable
+from genie.lock_modes import S, X
 from genie.protocol import replies
 from genie.server.sessions import Outbound
 from genie.server.state_size import StateSize
@@ -134,16 +135,16 @@ class WatchRegistry:
         table = self._table
         for name in islice(table.uncontended, MAX_SEARCHED_NAMES):
             if name.startswith(prefix):
-                yield replies.watching_row(table.uncontended[name], name, exclusive=True)
+                yield replies.watching_row(table.uncontended[name], name, X)
         remaining = max(0, MAX_SEARCHED_NAMES - len(table.uncontended))
         for name, resource in islice(table.resources.items(), remaining):
             if not name.startswith(prefix):
                 continue
-            # All holders have the same mode, unless one transaction holds the resource in both modes.
-            same_mode = resource.exclusive_count in (0, len(resource.holders))
+            # All holders have the same mode, unless one transaction holds the resource in several modes, or it has units.
+            same_mode = resource.special is None and resource.exclusive_count in (0, len(resource.holders))
             for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
-                exclusive = resource.exclusive_count > 0 if same_mode else holder.is_exclusive(name)
-                yield replies.watching_row(holder, name, exclusive)
+                mode = (X if resource.exclusive_count else S) if same_mode else holder.queue_mode(name)
+                yield replies.watching_row(holder, name, mode)
 
     def _add(self, connection: Outbound, prefix: str) -> None:
         """Add a connection to the watchers of a prefix."""

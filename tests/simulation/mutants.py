@@ -471,8 +471,8 @@ MUTANTS = [
     Mutant(
         "anyOf is granted resources that others wait for",
         "core/grant.py",
-        "    return queue is None or (\n        queue.exclusive.first_not_owned_by(owner) is None",
-        "    return queue is None or True or (\n        queue.exclusive.first_not_owned_by(owner) is None",
+        "            return False\n        if units is not None and not units_fit(",
+        "            pass\n        if units is not None and not units_fit(",
         first=FIRST_ANY_OF_SEED,
     ),
     Mutant(

@@ -12,6 +12,7 @@ from typing import Final
 from genie.core.lock_order.budget import Budget
 from genie.core.lock_order.names import DIGITS, mask
 from genie.core.model import Request
+from genie.lock_modes import S
 
 MAX_CLASSES: Final = 1_000
 """Maximum number of classes. Names of further classes are not analysed."""
@@ -95,7 +96,7 @@ class LockClasses:
             if cls is None:
                 self.budget.is_exceeded = True
             elif cls.treatment is not Treatment.IGNORED:
-                classified.append((cls, name, exclusive))
+                classified.append((cls, name, exclusive != S))
         return classified
 
     def _classify(self, name: str, stem: str) -> LockClass | None:

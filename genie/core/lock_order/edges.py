@@ -8,7 +8,7 @@ from typing import Final
 from genie.core.context import Context
 from genie.core.lock_order.classes import LockClass
 from genie.core.lock_order.names import precedes_by_number
-from genie.core.model import Mode
+from genie.lock_modes import Mode
 
 MAX_EDGES: Final = 10_000
 """Maximum number of edges. Further edges are not recorded."""

@@ -12,12 +12,22 @@ from weakref import WeakValueDictionary
 from msgspec import Struct, ValidationError, json
 
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request, context_of
+from genie.core.model import Details, details_of
 from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin, UnknownFormat
 
 TIMEOUT_MS = 10_000.0
 """The queue timeout and the transaction timeout of a record that does not contain them."""
 SESSION_TIMEOUT_MS = 10_000.0
 """The session timeout of a record that does not contain one."""
+
+
+class StoredDetails(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """What a request has that names units or subtrees. A version of Genie that does not know them rejects the record."""
+
+    units: dict[str, tuple[int, int]] = {}
+    """The units and their limit, by counted resource."""
+    subtrees: bool = False
+    """Some of the names are subtrees."""
 
 
 class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -56,6 +66,7 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """The note of the session's requests that have no `note`."""
     line: str = ""
     """The message of a retained reply, without its newline. Empty if the session released the request itself."""
+    details: StoredDetails | None = None
 
 
 class _EndedPayload(Struct, gc=False):
@@ -115,8 +126,14 @@ def encode(change: Request | RetainedReply) -> bytes:
             note,
             context.traceparent,
             session_note,
+            "",
+            None if change.details is None else _stored_details(change.details),
         )
     )
+
+
+def _stored_details(details: Details) -> StoredDetails | None:
+    return StoredDetails(details.units, bool(details.subtrees)) if details.units or details.subtrees else None
 
 
 def _encode_retained_reply(reply: RetainedReply) -> bytes:
@@ -210,6 +227,8 @@ class RecordDecoder:
             origin=None if stored.session is None else self._origin(stored),
             context=context_of(stored.principal, stored.note, stored.traceparent, stored.chosen),
         )
+        if stored.details is not None:
+            request.details = details_of(stored.shared, stored.exclusive, stored.details.units)
         request.id = id
         request.owner = id if stored.transaction is None else stored.transaction
         request.fence = stored.fence

@@ -153,6 +153,9 @@ class ReferenceManager:
 
     def end(self, request: Entry) -> None:
         self.requests.remove(request)
+        named = {lock.name for each in self.requests for lock in each.locks}
+        for each in self.requests:  # positions in the queue of a subtree end with it
+            each.moved = {name: position for name, position in each.moved.items() if name in named}
         self.grant()
 
     def grant(self) -> None:

@@ -67,7 +67,7 @@ def test_the_names_of_a_holder_of_thousands_are_not_searched() -> None:
     manager.step(waiter, 0)
     ((blocker,), _, _) = sample_blockers(manager.table, waiter, 300, count=True)
     assert (blocker.id, blocker.mode) == (holder.id, "exclusive")
-    assert holder.exclusive_names is None
+    assert holder.details is None
 
 
 def test_an_inspection_of_many_waiting_requests_reads_a_bounded_number_of_requests(

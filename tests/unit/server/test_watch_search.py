@@ -33,7 +33,7 @@ class CountingDict(dict[str, Any]):
 def registry(names: int, resources: int = 0) -> tuple[WatchRegistry, Any]:
     request, manager = Request(exclusive=("a",)), LockManager()
     request.id = 7
-    resource = SimpleNamespace(exclusive_count=1, holders={7: request})
+    resource = SimpleNamespace(special=None, exclusive_count=1, holders={7: request})
     table: Any = SimpleNamespace(
         uncontended=CountingDict.fromkeys(map(str, range(names)), request),
         resources=CountingDict.fromkeys((f"r{number}" for number in range(resources)), resource),

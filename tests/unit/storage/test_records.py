@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import json
 
 from genie.core import WAITING, Context, LockManager, Release, Request
+from genie.core.model import details_of
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
 from genie.storage.redis.primary import Primary
@@ -96,6 +97,17 @@ def test_an_ended_request_is_deleted() -> None:
     )
 
 
+def test_units_and_subtrees_are_stored() -> None:
+    request = Request(("a",), ("b/**",), queue_timeout_ms=1)
+    request.details = details_of(request.shared, request.exclusive, {"pool": (2, 10)})
+    LockManager(7).step(request, 0)
+    loaded = RecordDecoder().decode(request.id, encode(request))
+    assert isinstance(loaded, Request)
+    assert loaded.details is not None
+    assert (loaded.shared, loaded.exclusive, loaded.units) == (("a",), ("b/**",), {"pool": (2, 10)})
+    assert loaded.details.subtrees == ("b/**",)
+
+
 def test_every_field_of_a_record_is_written() -> None:
     """A field that is added to `Record` must be encoded, too, by a request or by a retained reply."""
     origin = StoredOrigin("session", 5, "program 1@host")
@@ -115,6 +127,7 @@ def test_every_field_of_a_record_is_written() -> None:
     request.state = WAITING
     request.queue_entry = (-request.priority, request.id, request)
     request.move("x", (1, 2, request))
+    request.details = details_of(request.shared, request.exclusive, {"pool": (2, 10)})
     reply = RetainedReply(8, "ref", origin, 1, b'{"payload":{"reason":"success"}}\n')
     written = json.decode(encode(request)).keys() | json.decode(encode(reply)).keys()
     assert written == set(Record.__struct_fields__)
