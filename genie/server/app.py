@@ -32,6 +32,7 @@ from genie.server.machine import Machine
 from genie.server.namespace import Namespace
 from genie.server.pauses import PauseDetector
 from genie.server.peer import CommandHandler
+from genie.server.slow_turns import SlowTurns
 from genie.server.systemd import SystemdNotifier
 from genie.server.tls import make_tls_contexts
 from genie.server.unread_output import UnreadOutput
@@ -78,6 +79,7 @@ class Server:
         self._ready = asyncio.Event()
         """Set when a namespace knows its leader, or has failed."""
         stores = make_stores(settings) if store is None else [store]
+        slow_turns = SlowTurns() if len(settings.namespaces) > 1 else None
         self.namespaces = {
             name: Namespace(
                 name,
@@ -88,6 +90,7 @@ class Server:
                 ready=self._ready,
                 lock_order=make_lock_order(settings, lock_orders.get(name)),
                 history=make_history(settings, name),
+                slow_turns=slow_turns,
             )
             for name, store in zip(settings.namespaces, stores, strict=True)
         }

@@ -29,6 +29,7 @@ from genie.server.machine import Machine
 from genie.server.monitor import Monitor
 from genie.server.peer import CommandHandler, InternalClient
 from genie.server.pipeline import Pipeline
+from genie.server.slow_turns import SlowTurns
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store, StoreMemory
 from genie.tasks import cancel_and_wait
 
@@ -61,6 +62,7 @@ class Namespace:
         ready: asyncio.Event,
         lock_order: LockOrder | None = None,
         history: History | None = None,
+        slow_turns: SlowTurns | None = None,
     ) -> None:
         # More than 16 fields: the arguments, and the state of the role, which changes in this class only.
         self.name = name
@@ -91,6 +93,7 @@ class Namespace:
         self._settings = settings
         self._machine = machine
         self._admission = admission
+        self._slow_turns = slow_turns
         self._ready = ready
         self._internal_clients: set[InternalClient] = set()
         """The clients inside this process that wait for a reply."""
@@ -320,6 +323,7 @@ class Namespace:
             lease_s=settings.lease,
             store_timeout_s=settings.store_timeout_ms / 1000,
             recorder=None if self.history is None else self.history.record(manager),
+            slow_turns=self._slow_turns,
         )
 
     async def _wait_until_leadership_ends(self) -> None:

@@ -22,6 +22,7 @@ from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, Input, Item, Peer
 from genie.server.scheduler import CHUNK, CommandScheduler
 from genie.server.sessions import Outbound
+from genie.server.slow_turns import SlowTurns
 from genie.server.unavailable import Rejecter
 from genie.storage.store import Batch, RetainedReply, Store
 
@@ -91,7 +92,7 @@ class Pipeline:
 
     is_leader = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a namespace gives its pipeline
         self,
         manager: LockManager,
         store: Store,
@@ -104,13 +105,14 @@ class Pipeline:
         lease_s: float = 3.0,
         store_timeout_s: float = 2.0,
         recorder: Recorder | None = None,
+        slow_turns: SlowTurns | None = None,
     ) -> None:
         # More than 16 fields, because each read from a client checks several of them: a field of a field takes two look-ups.
         self.manager = manager
         self._clock = clock
         self._on_leadership_lost = on_leadership_lost
         self._loop = asyncio.get_running_loop()
-        self._scheduler = CommandScheduler(limits.max_pending)
+        self._scheduler = CommandScheduler(limits.max_pending, slow_turns)
         self._light, self._busy, self._slow = self._scheduler.light, self._scheduler.busy, self._scheduler.slow
         """The scheduler's queues of connections; references, because every read from a client checks them."""
         self._outcome = BatchOutcome(manager.next_id, durable=store.durable)

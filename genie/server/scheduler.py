@@ -12,7 +12,7 @@ may do so at once. If light connections are left after a batch, those of princip
 principals with overruns take turns.
 
 Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
-its end, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
+its end, and all namespaces of a server together one in an iteration of the event loop, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
 The end of a session with many requests is executed in slices, which wait in the third queue as well. All these ends together
 take turns like one more principal, because other clients wait for the locks. The state of a resumed session is sent in slices
 like slow commands.
@@ -28,6 +28,7 @@ from sys import maxsize
 
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
+from genie.server.slow_turns import SlowTurns
 
 BATCH_S = 0.005
 """Time limit of one batch, in seconds. A turn that exceeds the limit is completed."""
@@ -80,10 +81,12 @@ class CommandScheduler:
     What was read before the pause is queued, so that the total exceeds `max_bytes` by at most one read of each connection.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, slow_turns: SlowTurns | None = None) -> None:
+        """`slow_turns` are shared with the other namespaces of the server; None if it has only one."""
         self.bytes = 0
         """Bytes of all queued commands. The commands that the current batch has executed are subtracted at its end."""
         self._max_bytes = max_bytes
+        self._slow_turns = slow_turns
         self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
         self.light: deque[Peer] = deque()
         """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never replaced."""
@@ -192,7 +195,7 @@ class CommandScheduler:
         while busy and (had_busy or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
             now = self._run_turn(busy.popleft(), execute, now)
             had_busy = False
-        if self.slow and execute_slow is not None:
+        if self.slow and execute_slow is not None and (self._slow_turns is None or self._slow_turns.take(self)):
             self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
         self._finished_bytes = 0

@@ -1,0 +1,41 @@
+"""The slow commands of the namespaces of a server: at most one is executed in an iteration of their event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+
+
+class SlowTurns:
+    """Gives the turn of an iteration to the caller that has waited for one for longest, if it asks again.
+
+    A caller without a turn asks again in the next iteration if its slow commands still wait.
+    """
+
+    def __init__(self) -> None:
+        self._iteration = 0
+        self._is_taken = False
+        """Whether a caller has the turn of this iteration."""
+        self._is_scheduled = False
+        """Whether `_end_iteration` is scheduled."""
+        self._asked: dict[Hashable, int] = {}
+        """The callers without a turn in this iteration, with the iteration in which they first asked."""
+        self._asked_before: dict[Hashable, int] = {}
+        """The same of the last iteration."""
+
+    def take(self, caller: Hashable) -> bool:
+        """Return whether the caller may execute a slow command in this iteration."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._end_iteration)
+        since = self._asked_before.get(caller, self._iteration)
+        if self._is_taken or since > min(self._asked_before.values(), default=since):
+            self._asked[caller] = since
+            return False
+        self._is_taken = True
+        return True
+
+    def _end_iteration(self) -> None:
+        self._asked_before, self._asked = self._asked, {}
+        self._is_taken = self._is_scheduled = False
+        self._iteration += 1
