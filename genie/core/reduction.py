@@ -11,8 +11,10 @@ Owners that wait for nothing are taken first, so only waiting owners are looked 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from genie.core.context import shown_context
 from genie.core.deadlock import Rearrangement, StepBudget, rearranged_order, strongly_connected_component
@@ -21,7 +23,10 @@ from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Subtree, contains
 from genie.core.wait_queue import STEPS_PER_MOVE, LockedResource
-from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount
+from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
+
+STEPS_PER_WAITER = 3
+"""Steps for which a waiter counts when the owners are read: it takes as long as three edges."""
 
 ORDER_STEPS = 16
 """Pairs of requests that are compared in one step, to order the queue of a special resource."""
@@ -30,7 +35,7 @@ ORDER_STEPS = 16
 class _Waiter:
     """A request of a waiting owner in one queue."""
 
-    __slots__ = ("entry", "fits", "mode", "owner", "request", "units")
+    __slots__ = ("entry", "mode", "owner", "request", "units")
 
     def __init__(self, request: Request, name: str, mode: QueueMode) -> None:
         self.request = request
@@ -38,11 +43,10 @@ class _Waiter:
         self.entry = request.entry(name)
         self.mode = mode
         self.units: UnitCount = request.units[name] if mode == U else (0, 0)
-        self.fits = False
 
 
 class _Room:
-    """A resource that waiting owners hold or wait for: who of the owners that are not taken yet holds it, and who waits."""
+    """A resource that waiting owners hold or wait for: which of them hold it, and which wait for it."""
 
     def __init__(self, name: str, resource: LockedResource) -> None:
         self.name = name
@@ -68,53 +72,91 @@ class _Room:
             other_units, other_limit = self.asked.get(waiter.owner, (0, limit))
             self.asked[waiter.owner] = units + other_units, min(limit, other_limit)
 
-    def copy(self) -> _Room:
-        """Return a copy for one reduction."""
-        room = _Room(self.name, self.resource)
-        room.holders = {mode: dict(owners) for mode, owners in self.holders.items()}
-        room.in_use, room.waiters, room.asked = self.in_use, list(self.waiters), self.asked
+
+class _HeldOnly:
+    """A resource in the reduction over held locks: which of its waiters fit beside the owners that are not taken."""
+
+    def __init__(self, room: _Room) -> None:
+        self._holders = {mode: dict(owners) for mode, owners in room.holders.items()}
+        self._in_use = room.in_use
+        self._excluded: dict[QueueMode, dict[Owner, list[_Waiter]]] = {}
+        """The waiters that holders in a conflicting mode exclude."""
+        self._without_units: list[tuple[int, int, _Waiter]] = []
+        """A heap of the other waiters for units, the first one with the most units to spare: (-spare, id, waiter)."""
         for waiter in room.waiters:
-            waiter.fits = False
-        return room
+            self._excluded.setdefault(waiter.mode, {}).setdefault(waiter.owner, []).append(waiter)
+        self._asked = room.asked
+
+    def take(self, owner: Owner) -> None:
+        """Remove an owner that is taken. It no longer waits."""
+        for owners in self._holders.values():
+            self._in_use -= owners.pop(owner, 0)
+
+    def fitting(self, budget: StepBudget) -> Iterator[_Waiter]:
+        """Yield the waiters that fit now and did not before. Reads no other waiter."""
+        for mode, by_owner in self._excluded.items():
+            blocking: set[Owner] = set()
+            for each in CONFLICTS[mode]:
+                blocking.update(islice(self._holders.get(each, ()), 2))
+            if not blocking:
+                owners = list(by_owner)
+            elif len(blocking) == 1:
+                owners = [owner for owner in blocking if owner in by_owner]
+            else:
+                continue
+            for owner in owners:
+                for waiter in by_owner.pop(owner):
+                    budget.spend()
+                    if mode == U:
+                        spare = waiter.units[1] - self._asked[owner][0]
+                        heappush(self._without_units, (-spare, waiter.request.id, waiter))
+                    else:
+                        yield waiter
+        while self._without_units and self._in_use <= -self._without_units[0][0]:
+            budget.spend()
+            yield heappop(self._without_units)[-1]
+
+
+class _UnitsInOrder:
+    """A counted resource in the reduction in queue order: which of its waiters for units fit beside earlier ones."""
+
+    def __init__(self, room: _Room) -> None:
+        self._held = dict(room.holders.get(U, {}))
+        self._in_use = room.in_use
+        self._waiters = {waiter.request.id: waiter for waiter in room.waiters if waiter.mode == U}
+        self._fitting: set[int] = set()
+        self._asked = room.asked
+        self._of_owner: dict[Owner, list[int]] = {}
+        for id_, waiter in self._waiters.items():
+            self._of_owner.setdefault(waiter.owner, []).append(id_)
 
     def take(self, owner: Owner) -> None:
         """Remove an owner that is taken."""
-        for owners in self.holders.values():
-            self.in_use -= owners.pop(owner, 0)
-        self.waiters = [waiter for waiter in self.waiters if waiter.owner != owner]
+        self._in_use -= self._held.pop(owner, 0)
+        for id_ in self._of_owner.pop(owner, ()):
+            del self._waiters[id_]
 
-    def holder_leaves_room(self, waiter: _Waiter) -> bool:
-        """Return whether no other owner holds the resource in a conflicting mode."""
-        for mode in CONFLICTS[waiter.mode]:
-            owners = self.holders.get(mode)
-            if owners and len(owners) > (waiter.owner in owners):
-                return False
-        return True
-
-    def fitting(self, in_queue_order: bool) -> Iterator[_Waiter]:
-        """Yield the waiters that fit now and did not before. `in_queue_order`: also beside the earlier waiters of others."""
-        seen: dict[
-            QueueMode, Owner | None
-        ] = {}  # the owner of all earlier waiters in a mode; None if there are several
-        asked_before, own_before, smallest = 0, dict[Owner, int](), 0
-        for waiter in self.waiters:
-            owner = waiter.owner
-            if not waiter.fits and self.holder_leaves_room(waiter):
-                fits = not in_queue_order or all(seen.get(mode, owner) == owner for mode in CONFLICTS[waiter.mode])
-                if fits and waiter.mode == U:
-                    units, limit = self.asked[owner][0], waiter.units[1]
-                    if in_queue_order:
-                        units += asked_before - own_before.get(owner, 0)
-                        limit = min(limit, smallest or limit)
-                    fits = self.in_use + units <= limit
-                if fits:
-                    waiter.fits = True
+    def fitting(self, budget: StepBudget) -> Iterator[_Waiter]:
+        """Yield the waiters that fit now and did not before. Reads the queue until its units exceed every limit in it."""
+        before, of_owner, largest = 0, dict[Owner, int](), 0
+        smallest: dict[Owner, int] = {}  # the smallest limit of each owner so far: at most two owners are compared
+        for id_, waiter in self._waiters.items():
+            budget.spend()
+            owner, (units, limit) = waiter.owner, waiter.units
+            if id_ not in self._fitting:
+                others = min([each for other, each in smallest.items() if other != owner], default=limit)
+                total = self._in_use + self._asked[owner][0] + before - of_owner.get(owner, 0)
+                if total <= min(limit, others):
+                    self._fitting.add(id_)
                     yield waiter
-            if waiter.mode == U:
-                asked_before += waiter.units[0]
-                own_before[owner] = own_before.get(owner, 0) + waiter.units[0]
-                smallest = min(smallest or waiter.units[1], waiter.units[1])
-            seen[waiter.mode] = owner if seen.get(waiter.mode, owner) == owner else None
+            before += units
+            of_owner[owner] = of_owner.get(owner, 0) + units
+            smallest[owner] = min(limit, smallest.get(owner, limit))
+            if len(smallest) > 2:  # noqa: PLR2004 - the greatest one of three decides nothing
+                del smallest[max(smallest, key=lambda each: smallest[each])]
+            largest = max(largest, limit)
+            if self._in_use + before > largest:
+                return
 
 
 class Reduction:
@@ -129,12 +171,17 @@ class Reduction:
         self._owners = {owner: index for index, owner in enumerate(reachable) if table.waiting_of(owner)}
         self._rooms: dict[str, _Room] = {}
         self._rooms_of: dict[Owner, list[str]] = {owner: [] for owner in self._owners}
+        self._first: dict[Owner, tuple[float, int]] = {}
+        """The first position of each owner in a queue."""
         for owner in self._owners:
             for request in table.waiting_of(owner).values():
                 for name, mode in request.queue_modes():
-                    budget.spend()
-                    self._room(name).add_waiter(_Waiter(request, name, mode))
+                    budget.spend(STEPS_PER_WAITER)
+                    waiter = _Waiter(request, name, mode)
+                    self._room(name).add_waiter(waiter)
                     self._rooms_of[owner].append(name)
+                    position = waiter.entry[:2]
+                    self._first[owner] = min(position, self._first.get(owner, position))
         for room in self._rooms.values():
             room.waiters.sort(key=_entry)
         self._order: list[Owner] = []
@@ -164,75 +211,121 @@ class Reduction:
         room.add_holder(owner, mode, units)
         self._rooms_of[owner].append(room.name)
 
-    def _reduce(self, in_queue_order: bool) -> tuple[list[Owner], dict[str, _Room]]:
-        """Take owners as long as there are some that can finish: of several, the first one in the queues.
+    def _reduce(self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]) -> list[Owner]:
+        """Take owners as long as some can finish: of several, the first one in the queues. Return them in this order.
 
-        Return them in this order, and what is left of the resources.
+        An owner can finish if all its waits in `rooms` fit, and all its `blockers` have finished.
         """
-        rooms = {name: room.copy() for name, room in self._rooms.items()}
-        unfit = dict.fromkeys(self._owners, 0)
-        first: dict[Owner, tuple[float, int]] = {}
-        for room in rooms.values():
-            for waiter in room.waiters:
-                unfit[waiter.owner] += 1
-                position = waiter.entry[:2]
-                first[waiter.owner] = min(position, first.get(waiter.owner, position))
-        ready: list[tuple[float, int, int, Owner]] = []
-        changed = list(rooms)
+        left = self._count_obstacles(rooms, blockers)
+        blocked: dict[Owner, list[Owner]] = {}
+        for owner, others in blockers.items():
+            for other in others:
+                blocked.setdefault(other, []).append(owner)
+        ready = [self._key(owner) for owner, count in left.items() if not count]
+        heapify(ready)
         order: list[Owner] = []
+        advanced: Iterable[Owner] = self._fitting_owners(rooms, rooms)
         while True:
-            for name in dict.fromkeys(changed):
-                self._budget.spend(1 + len(rooms[name].waiters) // 4)
-                for waiter in rooms[name].fitting(in_queue_order):
-                    unfit[waiter.owner] -= 1
-                    if not unfit[waiter.owner]:
-                        heappush(ready, (*first[waiter.owner], self._owners[waiter.owner], waiter.owner))
+            for owner in advanced:
+                left[owner] -= 1
+                if not left[owner]:
+                    heappush(ready, self._key(owner))
             if not ready:
-                return order, rooms
-            owner = heappop(ready)[-1]
-            order.append(owner)
-            changed = self._rooms_of[owner]
-            for name in dict.fromkeys(changed):
-                rooms[name].take(owner)
+                return order
+            taken = heappop(ready)[-1]
+            order.append(taken)
+            changed = [name for name in dict.fromkeys(self._rooms_of[taken]) if name in rooms]
+            for name in changed:
+                rooms[name].take(taken)
+            advanced = [*blocked.get(taken, ()), *self._fitting_owners(rooms, changed)]
+
+    def _count_obstacles(
+        self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]
+    ) -> dict[Owner, int]:
+        """Return the number of waits of each owner that may not fit, and of its blockers."""
+        left = {owner: len(blockers.get(owner, ())) for owner in self._owners}
+        for name, state in rooms.items():
+            for waiter in self._rooms[name].waiters:
+                left[waiter.owner] += isinstance(state, _HeldOnly) or waiter.mode == U
+        return left
+
+    def _key(self, owner: Owner) -> tuple[float, int, int, Owner]:
+        """Return a key that sorts owners by their first position in a queue. It ends with the owner."""
+        return (*self._first[owner], self._owners[owner], owner)
+
+    def _fitting_owners(
+        self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], changed: Iterable[str]
+    ) -> Iterator[Owner]:
+        """Yield the owner of each waiter that fits since resources changed."""
+        for name in changed:
+            self._budget.spend()
+            for waiter in rooms[name].fitting(self._budget):
+                yield waiter.owner
+
+    def _blockers_in_order(self) -> dict[Owner, set[Owner]]:
+        """Return the owners for which each owner waits in queue order, other than for units: the nearest ones."""
+        blockers: dict[Owner, set[Owner]] = {owner: set() for owner in self._owners}
+        for room in self._rooms.values():
+            queue = self._table.wait_queue(room.name)
+            for waiter in room.waiters:
+                found, entry = blockers[waiter.owner], waiter.entry
+                nearest = queue.exclusive.before(entry)
+                if nearest is not None:  # it waits for all that precede it, except for requests of its owner
+                    found.add(nearest[2].owner)
+                else:
+                    for mode in CONFLICTS[waiter.mode]:
+                        self._budget.spend(len(room.holders.get(mode, ())) // 4)
+                        found.update(room.holders.get(mode, ()))
+                for mode in CONFLICTS[waiter.mode]:
+                    if mode != X:
+                        for other in queue.of_mode(mode).between(nearest, entry):
+                            self._budget.spend()
+                            found.add(other[2].owner)
+                found.discard(waiter.owner)
+        for owner, found in blockers.items():
+            blockers[owner] = found & self._owners.keys()
+        return blockers
 
     # -- Deadlocks --------------------------------------------------------------------
 
     def find_deadlock(self) -> Cycle | None:
         """Return the shortest cycle through the victim among the owners that can never finish, or None if all can."""
-        self._order, rooms = self._reduce(in_queue_order=False)
+        self._order = self._reduce({name: _HeldOnly(room) for name, room in self._rooms.items()}, {})
         if len(self._order) == len(self._owners):
             return None
+        deadlocked = self._owners.keys() - set(self._order)
         steps: dict[Owner, tuple[_Waiter, str, Owner]] = {}  # the edge by which each owner was reached
+        waiters: dict[Owner, list[tuple[_Room, _Waiter]]] = {}
+        for room in self._rooms.values():
+            for waiter in room.waiters:
+                waiters.setdefault(waiter.owner, []).append((room, waiter))
         queue = deque([self._victim])
         while queue:
             owner = queue.popleft()
-            for name in dict.fromkeys(self._rooms_of[owner]):
-                for waiter in rooms[name].waiters:
+            for room, waiter in waiters[owner]:
+                for other in self._blocking_owners(room, waiter, deadlocked):
                     self._budget.spend()
-                    if waiter.owner != owner:
-                        continue
-                    for other in self._blocking_owners(rooms[name], waiter):
-                        if other == self._victim:
-                            return self._build_cycle(steps, (waiter, name, owner))
-                        if other not in steps:
-                            steps[other] = waiter, name, owner
-                            queue.append(other)
+                    if other == self._victim:
+                        return self._build_cycle(steps, (waiter, room.name, owner))
+                    if other not in steps:
+                        steps[other] = waiter, room.name, owner
+                        queue.append(other)
         raise AssertionError("the victim of a deadlock is in a cycle")
 
-    def _blocking_owners(self, room: _Room, waiter: _Waiter) -> Iterator[Owner]:
+    def _blocking_owners(self, room: _Room, waiter: _Waiter, deadlocked: AbstractSet[Owner]) -> Iterator[Owner]:
         """Yield the deadlocked owners whose held locks block a waiter: the owner itself only if its own units do."""
         for mode in CONFLICTS[waiter.mode]:
             for other in room.holders.get(mode, ()):
-                if other != waiter.owner:
+                if other != waiter.owner and other in deadlocked:
                     yield other
         if waiter.mode == U:
+            held = {owner: units for owner, units in room.holders.get(U, {}).items() if owner in deadlocked}
+            self._budget.spend(len(held))
             asked, limit = room.asked[waiter.owner][0], waiter.units[1]
-            if room.holders.get(U, {}).get(waiter.owner, 0) + asked > limit:
+            if held.get(waiter.owner, 0) + asked > limit:
                 yield waiter.owner
-            elif room.in_use + asked > limit:
-                for other in room.holders.get(U, ()):
-                    if other != waiter.owner:
-                        yield other
+            elif sum(held.values()) + asked > limit:
+                yield from (other for other in held if other != waiter.owner)
 
     def _build_cycle(self, steps: dict[Owner, tuple[_Waiter, str, Owner]], last: tuple[_Waiter, str, Owner]) -> Cycle:
         """Return the cycle that the edge `last` to the victim closes."""
@@ -270,7 +363,8 @@ class Reduction:
 
         Changes nothing.
         """
-        if len(self._reduce(in_queue_order=True)[0]) == len(self._owners):
+        in_order = {name: _UnitsInOrder(room) for name, room in self._rooms.items() if room.asked}
+        if len(self._reduce(in_order, self._blockers_in_order())) == len(self._owners):
             return {}
         component = set(self._component)
         ranks = {owner: rank for rank, owner in enumerate(self._order) if owner in component}
