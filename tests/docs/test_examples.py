@@ -78,7 +78,12 @@ SHELL_NOT_RUN = {
 MODULE = re.compile(r"# (\w+\.py)")
 """The first line of a block that later blocks of the page import."""
 LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree", "ts", "yaml", "ini", "sql"}
-READ_TWICE = [f"docs/how-to/recipes/{name}.md" for name in ("fastapi", "run-once", "saga")]
+READ_TWICE = [
+    *(f"docs/how-to/recipes/{name}.md" for name in ("fastapi", "run-once", "saga")),
+    "docs/how-to/freeze-a-subtree.md",
+    "docs/how-to/limit-concurrency.md",
+    "docs/tutorials/closing-the-day.md",
+]
 """Pages whose examples test_recipes.py executes one after the other, and twice, with one server."""
 TYPESCRIPT_PAGES = "docs/how-to/recipes/"
 """The pages whose TypeScript is executed by clients/typescript/test/pages.test.ts."""
