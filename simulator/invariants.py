@@ -152,6 +152,8 @@ def _check_counts_agree(manager: LockManager) -> None:
         raise Violation("the number of held locks is wrong")
     if table.queue_entries != sum(len(request.names()) for request in table.waiting.values()):
         raise Violation("the number of queue entries is wrong")
+    if table.specials != sum(resource.special is not None for resource in table.resources.values()):
+        raise Violation("the number of counted resources and subtrees is wrong")
     for name, resource in _resources(manager):
         if not resource.holders and resource.wait_queue is None:
             raise Violation(f"{name} has neither holders nor waiters")

@@ -527,4 +527,5 @@ def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
 
 
 def _holds_units(table: LockTable, name: str) -> bool:
-    return name in table.resources and isinstance(table.resources[name].special, Counted)
+    special = table.resources[name].special if name in table.resources else None
+    return isinstance(special, Counted) and special.in_use > 0

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from genie.core.deadlock import successors
+from genie.core.deadlock import StepBudget, successors
+from genie.core.lock_table import LockTable
 from genie.core.manager import LockManager
 from genie.core.model import HELD, Owner, Request
+from genie.core.reduction import Reduction
+from genie.core.special import possible_subtrees
+from genie.lock_modes import CONFLICTS, QueueMode, S, U, is_subtree
 
 
 def find_violations(requests: Iterable[Request]) -> Iterator[str]:
     """Yield a sentence for each violated invariant. The requests are in their stored states, held or waiting.
 
-    No two holders of a resource conflict, each fence is unique, and no two requests of a queue have the same position.
-    If all this holds, the wait-for graph is checked for cycles.
+    No two holders of a resource conflict, nor do those of a subtree and of a name below it. The units in use fitted into the
+    limit of each holder when it was granted. Each fence is unique, and no two requests of a queue have the same position.
+    If all this holds, the waiting owners are checked for cycles.
     """
     requests = list(requests)
     held: list[Request] = []
@@ -26,10 +31,11 @@ def find_violations(requests: Iterable[Request]) -> Iterator[str]:
         (held if request.state is HELD else waiting).append(request)
     sound = True
     for check in (
-        _repeated_names(requests),
+        _invalid_names(requests),
         _conflicting_holders(held),
-        _shared_fences(held),
-        _shared_positions(waiting),
+        _exceeded_limits(held),
+        _duplicate_fences(held),
+        _duplicate_positions(waiting, requests),
     ):
         for violation in check:
             sound = False
@@ -38,31 +44,62 @@ def find_violations(requests: Iterable[Request]) -> Iterator[str]:
         yield from _cycle(waiting, requests)
 
 
-def _repeated_names(requests: Iterable[Request]) -> Iterator[str]:
-    """Yield the requests that name a resource twice, or none."""
+def _invalid_names(requests: Iterable[Request]) -> Iterator[str]:
+    """Yield a violation for each request that names no resource, names a resource twice, or asks for impossible units."""
     for request in requests:
         names = request.names()
         if not names:
             yield f"request {request.id} names no resource"
         elif len(set(names)) != len(names):
             yield f"request {request.id} names a resource twice"
+        for name, (units, limit) in request.units.items():
+            if is_subtree(name) or not 1 <= units <= limit:
+                yield f"request {request.id} names {request.lock_text(name, U)!r}, which cannot be granted"
 
 
 def _conflicting_holders(held: Sequence[Request]) -> Iterator[str]:
-    """Yield the locks that conflict with an exclusive lock of another owner."""
-    exclusive: dict[str, Request] = {}
+    """Yield a violation for each two requests of different owners that hold conflicting locks, a few for each request."""
+    holders: dict[
+        str, dict[QueueMode, list[Request]]
+    ] = {}  # of each mode the first holder, and the first of another owner
     for request in held:
-        for name in request.exclusive:
-            exclusive.setdefault(name, request)
+        for name, mode in request.modes():
+            first = holders.setdefault(name, {}).setdefault(mode, [])
+            if not first or (len(first) == 1 and first[0].owner != request.owner):
+                first.append(request)
+    subtrees = {name: by_mode for name, by_mode in holders.items() if is_subtree(name)}
+    found: set[frozenset[int]] = set()
     for request in held:
-        for name in request.names():
-            other = exclusive.get(name, request)
-            if other.owner != request.owner:
-                yield f"requests {other.id} and {request.id} both hold {name!r}, and {other.id} is exclusive"
+        for name, mode in request.modes():
+            above = [each for each in possible_subtrees(name) if each in subtrees] if subtrees else []
+            for each in (name, *above):
+                for other_mode, first in holders[each].items():
+                    if other_mode not in CONFLICTS[mode] and (each == name or mode == other_mode == S):
+                        continue
+                    other = next((other for other in first if other.owner != request.owner), None)
+                    if other is not None and (pair := frozenset((request.id, other.id))) not in found:
+                        found.add(pair)
+                        locks = {request.id: request.lock_text(name, mode), other.id: other.lock_text(each, other_mode)}
+                        (one, first_lock), (two, second_lock) = sorted(locks.items())
+                        what = repr(each) if each == name else f"names of {each!r}"
+                        yield f"requests {one} and {two} both hold {what}, and {first_lock} conflicts with {second_lock}"
 
 
-def _shared_fences(held: Iterable[Request]) -> Iterator[str]:
-    """Yield the locks that have the same fencing token as an earlier one."""
+def _exceeded_limits(held: Iterable[Request]) -> Iterator[str]:
+    """Yield a violation for each holder of units that did not fit beside the units of those holders that are still there.
+
+    The units of all holders may exceed the limit of an earlier one: a later one may have a greater limit.
+    """
+    in_use: dict[str, int] = {}
+    for request in sorted((request for request in held if request.units), key=lambda each: each.fence):
+        for name, (units, limit) in request.units.items():
+            total = in_use[name] = in_use.get(name, 0) + units
+            if total > limit:
+                yield f"request {request.id} holds {request.lock_text(name, U)!r}, and {total} units were in use with it"
+
+
+def _duplicate_fences(held: Iterable[Request]) -> Iterator[str]:
+    """Yield a violation for each lock that has the same fencing token as an earlier one."""
     by_fence: dict[int, Request] = {}
     for request in held:
         other = by_fence.setdefault(request.fence, request)
@@ -70,20 +107,30 @@ def _shared_fences(held: Iterable[Request]) -> Iterator[str]:
             yield f"requests {other.id} and {request.id} both have the fencing token {request.fence}"
 
 
-def _shared_positions(waiting: Iterable[Request]) -> Iterator[str]:
-    """Yield the waiting requests that have the same position in a queue as another one."""
+def _duplicate_positions(waiting: Iterable[Request], requests: Iterable[Request]) -> Iterator[str]:
+    """Yield a violation for each waiting request that has the same position in a queue as another one.
+
+    A request also waits in the queue of each subtree that contains one of its names, and that a request names.
+    """
+    subtrees = {name for request in requests if request.details is not None for name in request.details.subtrees}
     by_position: dict[tuple[str, float, int], Request] = {}
     for request in waiting:
-        for name in request.names():
+        queues = dict.fromkeys(request.names())
+        if subtrees:
+            queues |= dict.fromkeys(
+                each for name in request.names() for each in possible_subtrees(name) if each in subtrees
+            )
+        for name in queues:
             other = by_position.setdefault((name, *request.entry(name)[:2]), request)
             if other is not request:
                 yield f"requests {other.id} and {request.id} have the same position in the queue of {name!r}"
 
 
-def _cycle(waiting: Iterable[Request], requests: Iterable[Request]) -> Iterator[str]:
-    """Yield a sentence if owners wait for each other in a cycle: then none of their requests can ever be granted.
+def _cycle(waiting: Sequence[Request], requests: Iterable[Request]) -> Iterator[str]:
+    """Yield a violation if owners wait for each other in a cycle, so that none of their requests can ever be granted.
 
-    Removes owners that wait for no other owner, until each remaining owner waits for a remaining one.
+    Removes owners that wait for no other owner, until each remaining owner waits for a remaining one. With units or
+    subtrees, an owner may leave room for its waiters: a reduction decides about the remaining owners.
     """
     manager = LockManager()
     for request in requests:
@@ -104,6 +151,23 @@ def _cycle(waiting: Iterable[Request], requests: Iterable[Request]) -> Iterator[
             remaining[other] -= 1
             if not remaining[other]:
                 free.append(other)
+    if manager.table.specials:
+        # A transaction may wait for its own units. The last waiters first: they wait for the earlier ones.
+        own = [request.owner for request in reversed(waiting) if request.units and request.transaction is not None]
+        remaining = dict.fromkeys(_deadlocked(manager.table, [*remaining, *own]), 0)
     if remaining:
         some = ", ".join(repr(owner) for owner in list(remaining)[:5])
         yield f"{len(remaining)} owners wait for each other in a cycle, or for such a cycle, among them {some}"
+
+
+def _deadlocked(table: LockTable, owners: Iterable[Owner]) -> Iterator[Owner]:
+    """Yield each owner that cannot finish in queue order, among the given waiting owners and the owners that they wait for."""
+    seen: set[Owner] = set()
+    for owner in owners:
+        if owner not in seen:
+            budget = StepBudget(0)
+            budget.left = 1 << 62  # unlimited: no command waits for this
+            reduction = Reduction(table, owner, budget)
+            finishing = set(reduction.finishing_owners())
+            seen.update(reduction.owners)
+            yield from (each for each in reduction.owners if each not in finishing)

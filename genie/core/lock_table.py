@@ -162,8 +162,11 @@ class LockTable:
                 for name in request.names():
                     grants[name] = grants.get(name, 0) + 1
 
-    def remove_held(self, request: Request) -> AffectedQueues:
-        """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now."""
+    def remove_held(self, request: Request, *, keep_moved: bool = False) -> AffectedQueues:
+        """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now.
+
+        `keep_moved`: see `close_specials`.
+        """
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         affected: AffectedQueues = []
         del self.held[id_]
@@ -188,7 +191,8 @@ class LockTable:
             elif not resource.holders:
                 self._remove_resource(name, resource)
         if self.specials:
-            affected += self._remove_units(request) + self._count_intentions(request, -1) + self.close_specials(request)
+            affected += self._remove_units(request) + self._count_intentions(request, -1)
+            affected += self.close_specials(request, keep_moved=keep_moved)
         if request.transaction is not None:
             self._remove_grants(request.transaction, request)
         return affected
@@ -430,10 +434,11 @@ class LockTable:
         request.details.queue_modes[subtree] = mode
         self.wait_queue(subtree).restore(subtree, request, mode)
 
-    def close_specials(self, request: Request) -> AffectedQueues:
+    def close_specials(self, request: Request, *, keep_moved: bool = False) -> AffectedQueues:
         """Remove the counted resources and the subtrees of a request that has ended, if no other request names them.
 
-        Return the queues of the waiters below the subtrees, which may be grantable now.
+        Return the queues of the waiters below the subtrees, which may be grantable now. Their positions in the queue of a
+        subtree are void then. `keep_moved`: they are not, because only the leader knows of all requests that name the subtree.
         """
         affected: dict[str, None] = {}
         for name in request.units:
@@ -450,7 +455,7 @@ class LockTable:
             for *_, waiter in [] if queue is None else queue.entries():
                 assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
                 del waiter.details.queue_modes[subtree]
-                if waiter.moved is not None and subtree in waiter.moved:
+                if waiter.moved is not None and subtree in waiter.moved and not keep_moved:
                     del waiter.moved[subtree]
                     waiter.moved = waiter.moved or None
                     self.unmoved.append(waiter)

@@ -226,11 +226,10 @@ class LockManager:
             return
         self._clear_deadline(request)
         if request.state is HELD:
-            self.table.remove_held(request)
+            self.table.remove_held(request, keep_moved=True)
         else:
             self.table.dequeue(request)
-            self.table.close_specials(request)
-        self.table.unmoved.clear()
+            self.table.close_specials(request, keep_moved=True)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
         """Remember why a request ended that ended before the state was loaded."""

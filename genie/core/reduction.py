@@ -358,13 +358,22 @@ class Reduction:
 
     # -- Rearrangement ------------------------------------------------------------------
 
+    @property
+    def owners(self) -> Iterable[Owner]:
+        """The waiting owners that are looked at."""
+        return self._owners
+
+    def finishing_owners(self) -> list[Owner]:
+        """Return the owners that can finish beside the waiters that are before them in the queues, in this order."""
+        in_order = {name: _UnitsInOrder(room) for name, room in self._rooms.items() if room.asked}
+        return self._reduce(in_order, self._blockers_in_order())
+
     def find_rearrangement(self) -> Rearrangement:
         """Return how to rearrange wait queues so that all owners can finish in queue order. There must be no deadlock.
 
         Changes nothing.
         """
-        in_order = {name: _UnitsInOrder(room) for name, room in self._rooms.items() if room.asked}
-        if len(self._reduce(in_order, self._blockers_in_order())) == len(self._owners):
+        if len(self.finishing_owners()) == len(self._owners):
             return {}
         component = set(self._component)
         ranks = {owner: rank for rank, owner in enumerate(self._order) if owner in component}

@@ -34,6 +34,8 @@ LONG_DOWN_AFTER_MS = 3_000
 """So long that no process of a test counts as down."""
 LOCK = '{"since":1.0,"since_unix_ms":1,"deadline":60000,"exclusive":["%s"],"fence":%d}'
 WAITING = '{"since":1.0,"since_unix_ms":1,"deadline":60000,"state":"queued","session":"s","exclusive":["%s"]}'
+UNITS = '{"since":1.0,"since_unix_ms":1,"deadline":60000,"fence":%d,"details":{"units":{"pool":[%d,%d]}}}'
+SUBTREE = LOCK[:-1] + ',"details":{"subtrees":true}}'
 COUNTERS = "50.000 100 100"
 
 
@@ -219,6 +221,16 @@ TAMPERED = {
         "requests 3 and 4 both have the fencing token 3",
     ),
     "two holders": (lambda s: s.record(4, LOCK % ("b", 4)), "locks", "both hold 'b', and"),
+    "a subtree and a name below it": (
+        lambda s: [s.record(4, SUBTREE % ("d/**", 4)), s.record(5, LOCK % ("d/1", 5))],
+        "locks",
+        "requests 4 and 5 both hold names of 'd/**', and exclusive:d/** conflicts with exclusive:d/1",
+    ),
+    "too many units": (
+        lambda s: [s.record(4, UNITS % (4, 2, 3)), s.record(5, UNITS % (5, 2, 3))],
+        "locks",
+        "request 5 holds '2/3:pool', and 4 units were in use with it",
+    ),
     "no resource": (
         lambda s: s.record(4, '{"since":1,"since_unix_ms":1,"deadline":1,"fence":4}'),
         "locks",
@@ -430,6 +442,21 @@ def test_an_imported_namespace_is_sound_and_equal(stored: Stored, empty: Stored,
     assert copied == lines[1:]
     position = f"{report['epoch']}-0"
     assert json.loads(header) == json.loads(lines[0]) | {"namespace": "target", "position": position}
+
+
+def test_units_subtrees_and_positions_in_their_queues_are_imported(
+    stored: Stored, empty: Stored, tmp_path: Path
+) -> None:
+    stored.record(4, UNITS % (4, 2, 3))
+    stored.record(5, UNITS % (5, 2, 4))
+    stored.record(6, SUBTREE % ("d/**", 6))
+    for id_ in (7, 8):
+        stored.record(id_, json.dumps(json.loads(WAITING % f"d/{id_}") | {"moved": {"d/**": [0, 15 - id_]}}))
+    lines = lines_of(stored)
+    assert json.loads(lines[-2])["record"]["moved"] == {"d/**": [0, 7]}
+    assert imported(empty, lines, tmp_path).returncode == 0
+    assert empty.check()["sound"]
+    assert lines_of(empty)[1:] == lines[1:]
 
 
 def test_the_epoch_and_the_counters_never_fall(stored: Stored, empty: Stored, tmp_path: Path) -> None:

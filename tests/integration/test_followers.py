@@ -130,6 +130,31 @@ async def locked(client: Wire, resource: str) -> dict[str, int]:
     return await client.expect("locked")
 
 
+async def test_units_and_subtrees_are_granted_by_the_next_leader_as_by_the_former(redis: Redis) -> None:
+    with leader_and_follower(redis, lease=3) as (leader, follower):
+        client, _ = await connect_with_session(leader)
+        units = await client.lock("2/3:pool", transactionTimeout=600_000)
+        subtree = await client.lock("exclusive:a/**", transactionTimeout=600_000)
+        resources = ["shared:a/1", "2/3:pool", "exclusive:**", "shared:a/2"]
+        waiting = [await client.request(resource, queueTimeout=600_000) for resource in resources]
+        leader.send(signal.SIGKILL)
+        assert leader.wait() == -signal.SIGKILL
+        assert follower.until("leadership acquired")["held_locks"] == 2
+        successor, resumed = await connect_with_session(follower)
+        assert resumed
+        assert {(await successor.receive())[1]["id"] for _ in range(6)} == {units, subtree, *waiting}
+        for ended, granted in ((subtree, waiting[0]), (units, waiting[1]), (waiting[0], None)):
+            assert await successor.release(ended) == "success"
+            if granted is not None:
+                assert (await successor.expect("locked"))["id"] == granted
+        assert await successor.release(waiting[1]) == "success"
+        assert (await successor.expect("locked"))["id"] == waiting[2], "the request below the subtree waits behind it"
+        assert await successor.release(waiting[2]) == "success"
+        assert (await successor.expect("locked"))["id"] == waiting[3]
+        for wire in (client, successor):
+            await wire.close()
+
+
 async def test_a_restarted_leader_does_not_wait_for_its_own_lease(redis: Redis) -> None:
     with running_server(redis, lease=600) as genie:
         client = await Wire.connect(genie.address)

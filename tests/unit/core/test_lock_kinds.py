@@ -5,13 +5,29 @@ Shared, exclusive and counted locks, subtrees at three depths, priorities, and t
 
 from __future__ import annotations
 
+import json
+from copy import deepcopy
 from random import Random
 
 import pytest
 
-from genie.core import Continue, Deadlocked, GraphFull, LockManager, Moved, Release, Request
+from genie.core import (
+    Command,
+    Continue,
+    Deadlocked,
+    Extend,
+    GraphFull,
+    LockManager,
+    Moved,
+    Recover,
+    Release,
+    Request,
+)
+from genie.core.invariants import find_violations
 from genie.core.model import State, details_of
 from genie.lock_modes import S, U, X
+from genie.storage.redis.records import RecordDecoder, encode
+from genie.storage.store import Batch, StateMachine, StoredOrigin
 from simulator.invariants import check
 from unit.core.lock_theory import Entry, Lock, ReferenceManager, leaves_room, reduce
 from unit.core.test_lock_theory import MAX_OWNERS, random_request
@@ -28,7 +44,7 @@ def to_request(entry: Entry) -> Request:
         shared=shared,
         exclusive=exclusive,
         transaction=entry.owner if isinstance(entry.owner, str) else None,
-        priority=entry.priority,
+        priority=float(entry.priority),
         queue_timeout_ms=1e12,
         transaction_timeout_ms=1e12,
     )
@@ -114,3 +130,139 @@ def run(seed: int, steps: int) -> Checked:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_lock_manager_decides_as_the_theory(seed: int) -> None:
     run(seed, STEPS)
+
+
+# -- The state elsewhere: stored, loaded in any order, and followed -----------------------
+
+
+class Leader:
+    """A lock manager with random requests, whose state can be dumped and loaded at any step."""
+
+    def __init__(self, random: Random, manager: LockManager) -> None:
+        self.random = random
+        self.manager = manager
+
+    def next_command(self) -> Command:
+        table = self.manager.table
+        requests = [*table.held.values(), *table.waiting.values()]
+        if requests and (self.random.random() < 0.4 or len({request.owner for request in requests}) >= MAX_OWNERS):
+            request = self.random.choice(requests)
+            return Extend(request.id, 2e12) if self.random.random() < 0.2 else Release(request.id)
+        request = to_request(random_request(self.random, self.manager.next_id))
+        request.origin = StoredOrigin("session", 0)
+        return request
+
+    def step(self) -> None:
+        execute(self.manager, self.next_command())
+
+
+def execute(manager: LockManager, command: Command) -> list[tuple[str, int]]:
+    """Return the sorted types and ids of the events of a command, and of the grants that it leaves for later.
+
+    Their order, and the locks that describe a deadlock or the blockers, depend on the order in which requests were loaded.
+    """
+    events = manager.step(command, 0.0)
+    while manager.pending_grants:
+        events += manager.step(Continue(), 0.0)
+    return sorted((type(event).__name__, event.request.id) for event in events if hasattr(event, "request"))
+
+
+def dump(manager: LockManager) -> dict[int, bytes]:
+    """Return the records of all requests."""
+    return {request.id: encode(request) for request in [*manager.table.held.values(), *manager.table.waiting.values()]}
+
+
+def decoded(records: dict[int, bytes]) -> dict[int, object]:
+    """Return records without the differences between 0, 0.0 and -0.0."""
+    return {id_: json.loads(record) for id_, record in records.items()}
+
+
+def queues(manager: LockManager) -> dict[str, list[tuple[float, int, int, int]]]:
+    """Return the wait queue of each resource: priority, ticket, id and mode."""
+    return {
+        name: [
+            (priority, ticket, request.id, request.queue_mode(name))
+            for priority, ticket, request in resource.wait_queue.entries()
+        ]
+        for name, resource in manager.table.resources.items()
+        if resource.wait_queue is not None
+    }
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) -> None:
+    random = Random(seed)  # noqa: S311
+    leader = Leader(random, LockManager())
+    for _ in range(6):
+        for _ in range(20):
+            leader.step()
+        original = leader.manager
+        loaded = LockManager(original.next_id, original.next_fence)
+        records = list(dump(original).items())
+        random.shuffle(records)
+        decoder = RecordDecoder()
+        for id_, record in records:
+            request = decoder.decode(id_, record)
+            assert isinstance(request, Request)
+            loaded.adopt(request)
+        for _ in range(20):
+            check(loaded)
+            assert decoded(dump(loaded)) == decoded(dump(original))
+            assert queues(loaded) == queues(original)
+            assert set(loaded.table.subtrees) == set(original.table.subtrees)
+            command = leader.next_command()
+            copy = deepcopy(command)
+            assert execute(loaded, copy) == execute(original, command)
+        for id_ in random.sample(sorted(dump(loaded)), len(dump(loaded))):
+            loaded.discard(id_)
+        table = loaded.table
+        assert not table.resources
+        assert not table.subtrees
+        assert (table.specials, table.locks, table.queue_entries) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> None:
+    """Each batch has several steps. Waiting requests without a session are not stored: here some without a transaction."""
+    random = Random(seed)  # noqa: S311
+    leader, follower, decoder = Leader(random, LockManager()), StateMachine(), RecordDecoder()
+    all_stored = seed % 2 == 0
+    stored: dict[int, bytes] = {}
+    for _ in range(STEPS):
+        for _ in range(random.choice([1, 1, 2, 5])):
+            leader.step()
+        table = leader.manager.table
+        current = {
+            id_: record for id_, record in dump(leader.manager).items() if all_stored or id_ in table.held or id_ % 3
+        }
+        changed = [id_ for id_ in current.keys() | stored.keys() if current.get(id_) != stored.get(id_)]
+        unchanged = [
+            id_ for id_ in current if id_ not in changed and random.random() < 0.1
+        ]  # a leader may write them again
+        changes = {id_: current[id_] for id_ in [*changed, *unchanged] if id_ in current}
+        deleted = dict.fromkeys(id_ for id_ in changed if id_ not in current)
+        batch = Batch(
+            {id_: decoder.decode(id_, record) for id_, record in changes.items()} | deleted,
+            leader.manager.next_id,
+            leader.manager.next_fence,
+        )
+        follower.apply(batch)
+        stored = current
+        assert decoded(dump(follower.manager)) == decoded(current)
+        assert queues(follower.manager) == {
+            name: kept
+            for name, queue in queues(leader.manager).items()
+            if name in follower.manager.table.resources and (kept := [entry for entry in queue if entry[2] in current])
+        }
+        assert not list(
+            find_violations([*follower.manager.table.held.values(), *follower.manager.table.waiting.values()])
+        )
+        if all_stored:
+            check(follower.manager)
+            assert set(follower.manager.table.subtrees) == set(table.subtrees)
+    execute(follower.manager, Recover())
+    successor = Leader(random, follower.manager)
+    for _ in range(STEPS):
+        check(follower.manager)
+        assert not reduce(theory_of(follower.manager).requests, in_queue_order=True)[1]
+        successor.step()

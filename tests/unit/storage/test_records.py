@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import json
+from msgspec import defstruct, json, structs
 
 from genie.core import WAITING, Context, LockManager, Release, Request
 from genie.core.model import details_of
+from genie.storage.redis import records
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
 from genie.storage.redis.primary import Primary
@@ -38,6 +39,25 @@ def test_a_field_of_a_later_version_is_rejected() -> None:
     decoder.decode(7, json.encode(record))
     with pytest.raises(UnknownFormat, match=r"record of 7 was written by another version of Genie.*`lease`"):
         decoder.decode(7, json.encode(record | {"lease": 5}))
+
+
+@pytest.mark.parametrize(("exclusive", "units"), [(("a/**",), {}), ((), {"pool": (1, 2)})], ids=["a subtree", "units"])
+def test_a_version_that_knows_only_plain_names_rejects_units_and_subtrees(
+    monkeypatch: pytest.MonkeyPatch, exclusive: tuple[str, ...], units: dict[str, tuple[int, int]]
+) -> None:
+    """It would take a subtree for a name, and miss the units. So a follower of this version refuses to lead."""
+    known = [field for field in structs.fields(Record) if field.name != "details"]
+    older = defstruct(
+        "OlderRecord",
+        [(field.name, field.type) if field.required else (field.name, field.type, field.default) for field in known],
+        forbid_unknown_fields=True,
+    )
+    monkeypatch.setattr(records, "_decode", json.Decoder(older).decode)
+    request = Request(exclusive=exclusive)
+    request.details = details_of((), exclusive, units)
+    LockManager().step(request, 0)
+    with pytest.raises(UnknownFormat, match=r"record of 7 was written by another version of Genie.*`details`"):
+        RecordDecoder().decode(7, encode(request))
 
 
 @pytest.mark.parametrize(("field", "value"), [("fence", "12"), ("exclusive", "a"), ("deadline", None)])
