@@ -6,13 +6,15 @@ import hmac
 import os
 import re
 import tomllib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from stat import S_IROTH
 from typing import Any, Final
+
+from genie.lock_modes import is_subtree
 
 LOCK: Final = "lock"
 """`request`, `release`, `extend`, and sessions."""
@@ -56,11 +58,12 @@ class Principal:
         return permission in self.permissions or ADMIN in self.permissions
 
     def may_access(self, name: str) -> bool:
-        """Return whether the principal may lock the resource `name`."""
-        return self.first_forbidden((name,)) is None
+        """Return whether the principal may lock the resource `name`, or all names below it if it is a subtree."""
+        # The prefix `accounts/*` is a prefix of the text `accounts/**`, but not of all names below this subtree.
+        return self.first_forbidden((name[:-2] if is_subtree(name) else name,)) is None
 
     def first_forbidden(self, names: Iterable[str]) -> str | None:
-        """Return the first of these resources that the principal may not lock; None if it may lock all."""
+        """Return the first of these texts that does not begin with a prefix of the principal; None if all do."""
         prefixes, shortest = self.prefixes, self._sorted
         if prefixes is None:
             return None
@@ -81,8 +84,19 @@ class Principal:
         return self.prefixes is None or ADMIN in self.permissions
 
     def may_see(self, name: str) -> bool:
-        """Return whether the principal may see the resource `name`, or all resources whose names begin with it."""
-        return self.sees_all or self.may_access(name)
+        """Return whether the principal may see the resource `name`, or if it is a subtree, any name below it."""
+        if self.sees_all or self.may_access(name):
+            return True
+        if self.prefixes is None or not is_subtree(name):
+            return False
+        if not self._sorted:
+            return any(prefix.startswith(name[:-2]) for prefix in self.prefixes)
+        index = bisect_left(self._sorted, name[:-2])  # the first prefix that may begin with it
+        return index < len(self._sorted) and self._sorted[index].startswith(name[:-2])
+
+    def may_see_all(self, prefix: str) -> bool:
+        """Return whether the principal may see all resources whose names begin with `prefix`."""
+        return self.sees_all or self.first_forbidden((prefix,)) is None
 
     @property
     def scope_description(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 
 from genie.core.context import shown_context
 from genie.core.events import Blocker
@@ -12,7 +12,7 @@ from genie.core.grant import units_fit
 from genie.core.lock_table import LockTable, Transaction
 from genie.core.model import HELD, Request
 from genie.core.special import Subtree, contains
-from genie.lock_modes import CONFLICTS, IS, IX, SIX, Mode, QueueMode, S, U
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, Mode, QueueMode, S, U, is_subtree
 
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
@@ -23,6 +23,8 @@ MAX_COUNTED_BLOCKERS = 1000
 MAX_INSPECTED_REQUESTS = 20_000
 """Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
 lists. To find the requests of a transaction for one resource, it reads as many of each."""
+MAX_SEARCHED_NAMES = 100_000
+"""Maximum number of names, of held and of waiting requests each, that one `inspect` compares with a subtree."""
 MAX_COUNTED_ON_ARRIVAL = 100
 """Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
 count runs for every request with a trace context that begins to wait."""
@@ -219,10 +221,11 @@ def inspect(
 ) -> Inspection:
     """Return the requests that match all given filters; without filters, all requests.
 
+    A `resource` that is a subtree matches itself and all names below it, whether or not it is locked.
     At most `limit` rows are returned, holders first. `only` (`holders` or `queue`) restricts the rows
-    to held or to waiting requests. With `transaction` and `resource`, rows may be missing, and the totals are lower bounds, if
-    there are very many requests to search. Waiters are in queue order if `resource` is the only filter,
-    otherwise by arrival.
+    to held or to waiting requests. With a subtree, or with `transaction` and `resource`, rows may be missing, and the totals are
+    lower bounds, if there are very many requests to search. Waiters are in queue order if a `resource` that is not a subtree is
+    the only filter, otherwise by arrival.
     """
     matches = _find(table, resource, id, transaction)
     held = 0 if only == "queue" else min(limit, matches.holders_total)
@@ -263,8 +266,10 @@ def _find(table: LockTable, name: str | None, id: int | None, transaction: str |
     """Return the requests that match all given filters, through the most specific index of the lock table."""
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
-    if name is None:
+    if name is None or name == WHOLE_NAMESPACE:
         return _all_of(table.held.values(), table.waiting.values())
+    if is_subtree(name):
+        return _all_of(_within(name, table.held.values()), _within(name, table.waiting.values()))
     resource = table.lookup(name)
     if resource is None or resource.wait_queue is None:
         return _all_of(() if resource is None else resource.holders.values(), ())
@@ -277,16 +282,37 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
     if id is not None:
         request = table.find(id)
         matches = request is not None and transaction in {None, request.transaction}
-        requests = [request] if matches and request is not None and (name is None or name in request.names()) else []
+        requests = [request] if matches and request is not None and (name is None or _names(request, name)) else []
         holders = [request for request in requests if request.state is HELD]
         queue = [request for request in requests if request.state is not HELD]
         return _all_of(holders, queue)
     owner = None if transaction is None else table.transactions.get(transaction)
     if owner is None:
         return _all_of((), ())
-    if name is None:
+    if name is None or name == WHOLE_NAMESPACE:
         return _all_of(owner.held.values(), owner.waiting.values())
+    if is_subtree(name):
+        return _all_of(_within(name, owner.held.values()), _within(name, owner.waiting.values()))
     return _all_of(_holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name))
+
+
+def _names(request: Request, name: str) -> bool:
+    """Return whether a request names the resource `name`, or if it is a subtree, a name below it."""
+    names = request.names()
+    return name in names or (is_subtree(name) and any(contains(name, below) for below in names))
+
+
+def _within(subtree: str, requests: Iterable[Request]) -> list[Request]:
+    """Return the requests that name a subtree, or a name below it. Reads them until they name `MAX_SEARCHED_NAMES` resources."""
+    prefix, found, left = subtree[:-2], list[Request](), MAX_SEARCHED_NAMES
+    for request in requests:
+        names = request.names()
+        left -= len(names)
+        if left < 0:
+            break
+        if any(map(str.startswith, names, repeat(prefix))):
+            found.append(request)
+    return found
 
 
 def _holders_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
@@ -319,7 +345,7 @@ def _waiters_of_owner(table: LockTable, owner: Transaction, name: str) -> list[R
             first = islice(queue, MAX_INSPECTED_REQUESTS)
             found |= {request.id: request for *_, request in first if request.id in owner.waiting}
             break
-        names += len(request.exclusive) + len(request.shared)
-        if name in request.exclusive or name in request.shared:
+        names += request.name_count()
+        if name in request.names():
             found[request.id] = request
     return [found[id_] for id_ in sorted(found)]

@@ -17,7 +17,19 @@ from genie.lock_modes import QueueMode, U
 from genie.protocol import codec
 from genie.protocol.limits import PROTOCOL
 
-FEATURES = ("anyOf", "bye", "extend", "inspect", "note", "quiet", "sessions", "traceparent", "watch")
+FEATURES = (
+    "anyOf",
+    "bye",
+    "extend",
+    "inspect",
+    "note",
+    "quiet",
+    "sessions",
+    "subtrees",
+    "traceparent",
+    "units",
+    "watch",
+)
 """Optional features that `welcome` lists: the commands and fields beyond those of the original specification."""
 PING_INTERVAL_MS = 2_000
 """Interval recommended to clients: a client that waits for a message, and has received none for this
@@ -301,6 +313,8 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
         "state": "held" if blocker.held else "queued",
         "since": blocker.since_unix_ms,
     }
+    if blocker.units is not None:
+        row["units"], row["of"] = blocker.units
     if blocker.transaction is not None:
         row["transactionName"] = blocker.transaction
     _add_context(row, blocker.context)
@@ -309,6 +323,8 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
 
 def _wait_fields(wait: core.Wait, is_visible: IsVisible | None) -> dict[str, Any]:
     row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
+    if wait.units is not None:
+        row["units"], row["of"] = wait.units
     if is_visible is not None and not is_visible(wait.resource):
         return row
     _add_context(row, wait.context)

@@ -12,6 +12,7 @@ from genie.access import ADMIN, INSPECT, LOCK, AccessControl, Principal
 from genie.core import Extend, Release, Request, Take
 from genie.core.lock_table import LockTable
 from genie.errors import Code, RequestRejected
+from genie.lock_modes import is_subtree
 from genie.protocol.commands import (
     Inspect,
     LargeRequest,
@@ -195,7 +196,9 @@ def authorize(  # noqa: PLR0911 - one for each kind of command
     if isinstance(command, Take):
         return _authorize_request(principal, command.request, [name for name, _ in command.choices])
     if isinstance(command, Inspect):
-        return _authorize_view(principal, "inspect: resource", command.resource, command.ref)
+        name = command.resource
+        prefix = name[:-2] if name is not None and is_subtree(name) else name
+        return _authorize_view(principal, "inspect: resource", prefix, command.ref)
     if isinstance(command, Watch):
         return _authorize_view(principal, "watch: prefix", command.prefix, command.ref)
     return None  # `ping`, `bye` and `unwatch` need no permission
@@ -203,7 +206,7 @@ def authorize(  # noqa: PLR0911 - one for each kind of command
 
 def may_inspect(principal: Principal, prefix: str | None) -> bool:
     """Return whether a principal may see all resources whose names start with `prefix`. None stands for all names."""
-    return principal.sees_all if prefix is None else principal.may_see(prefix)
+    return principal.sees_all if prefix is None else principal.may_see_all(prefix)
 
 
 def _authorize_request(principal: Principal, request: Request, names: Iterable[str]) -> RequestRejected | None:
@@ -212,6 +215,8 @@ def _authorize_request(principal: Principal, request: Request, names: Iterable[s
     if not principal.has_permission(LOCK):
         return _unauthorized(_missing_permission(principal, LOCK), ref=request.ref)
     forbidden = principal.first_forbidden(names)
+    if forbidden is None and request.details is not None:
+        forbidden = next((name for name in request.details.subtrees if not principal.may_access(name)), None)
     if forbidden is None:
         return None
     reason = f"{principal.name} may not lock {forbidden!r}, only {principal.scope_description}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from genie.core import Request
 from genie.core.deadlines import Deadlines
 from genie.core.size import NAME_BYTES, REQUEST_BYTES, excess_bytes
+from genie.core.special import possible_subtrees
 from genie.observability.limited_log import log_limited
 from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
@@ -71,7 +72,8 @@ class WatchEvents:
 
         The events of resources with the same watchers are sent together.
         """
-        events = self._publish(request, state)
+        has_subtrees = request.details is not None and request.details.subtrees
+        events = (self._publish_subtrees if has_subtrees else self._publish)(request, state)
         if self.waiting:
             names = request.name_count()
             self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (names * NAME_BYTES + excess_bytes(request))
@@ -134,10 +136,38 @@ class WatchEvents:
         if steps:
             yield steps
 
-    def _send(self, prefix: str, events: bytes, steps: int) -> Iterator[int]:
+    def _publish_subtrees(self, request: Request, state: str) -> Iterator[int]:
+        """Do the same as `_publish` for a request with subtrees.
+
+        The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these, but is sent
+        each event once.
+        """
+        watches = self._watches
+        lookups, watched = len(watches.prefix_count_by_length), [*watches.prefixes]
+        subtrees = {*(() if request.details is None else request.details.subtrees)}
+        within: dict[str, list[str]] = {}
+        for start in range(0, len(watched), SLICE):
+            steps = 0
+            for prefix in watched[start : start + SLICE]:
+                above = [subtree for subtree in possible_subtrees(prefix) if subtree in subtrees]
+                steps += 1 + prefix.count("/")
+                for subtree in above:
+                    within.setdefault(subtree, []).append(prefix)
+            yield steps
+        for name, mode in request.modes():
+            steps = 1 + lookups
+            prefixes = dict.fromkeys((*watches.matching_prefixes(name), *within.get(name, ())))
+            event = replies.event(request, name, mode, state) if prefixes else b""
+            sent: set[Outbound] = set()
+            for prefix in prefixes:
+                yield from self._send(prefix, event, steps, sent)
+                steps = 0
+            yield steps
+
+    def _send(self, prefix: str, events: bytes, steps: int, sent: set[Outbound] | None = None) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        The first slice continues with the `steps` of the caller.
+        The first slice continues with the `steps` of the caller. `sent`: the connections that have got the events already.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
@@ -145,10 +175,14 @@ class WatchEvents:
         for connection in [*watchers]:
             if connection not in watchers or connection.closed:
                 pass  # its watches have ended since the first slice
+            elif sent is not None and connection in sent:
+                pass
             elif is_lagging(connection):
                 steps += self._end(connection)
             else:
                 send_event(connection, events)
+                if sent is not None:
+                    sent.add(connection)
                 steps += steps_of_event
             steps += 1
             if steps >= SLICE:

@@ -1,4 +1,7 @@
-"""Watches: a connection that watches a prefix is sent an event for every lock granted or released on a matching name."""
+"""Watches: a connection that watches a prefix is sent an event for every lock granted or released on a matching name.
+
+A subtree matches each prefix that it begins with, and each prefix below it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.lock_table import LockTable
+from genie.core.wait_queue import LockedResource
 from genie.lock_modes import S, X
 from genie.protocol import replies
 from genie.server.sessions import Outbound
@@ -128,23 +132,21 @@ class WatchRegistry:
         self._prefixes_of.clear()
 
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
-        """Yield an encoded row for each held lock on a name with this prefix. The caller stops at its limits.
+        """Yield an encoded row for each held lock on a name with this prefix, or on a subtree that contains such names.
 
-        At most `MAX_SEARCHED_NAMES` names are read: the names with a prefix are not indexed.
+        The caller stops at its limits. At most `MAX_SEARCHED_NAMES` names are read: the names with a prefix are not indexed.
         """
         table = self._table
+        for name, resource in table.subtrees_above(prefix) if table.subtrees else ():
+            if not name.startswith(prefix):  # these names are found below
+                yield from _rows_of(name, resource)
         for name in islice(table.uncontended, MAX_SEARCHED_NAMES):
             if name.startswith(prefix):
                 yield replies.watching_row(table.uncontended[name], name, X)
         remaining = max(0, MAX_SEARCHED_NAMES - len(table.uncontended))
         for name, resource in islice(table.resources.items(), remaining):
-            if not name.startswith(prefix):
-                continue
-            # All holders have the same mode, unless one transaction holds the resource in several modes, or it has units.
-            same_mode = resource.special is None and resource.exclusive_count in (0, len(resource.holders))
-            for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
-                mode = (X if resource.exclusive_count else S) if same_mode else holder.queue_mode(name)
-                yield replies.watching_row(holder, name, mode)
+            if name.startswith(prefix):
+                yield from _rows_of(name, resource)
 
     def _add(self, connection: Outbound, prefix: str) -> None:
         """Add a connection to the watchers of a prefix."""
@@ -175,3 +177,12 @@ class WatchRegistry:
             self.prefix_count_by_length[length] = count
         else:
             del self.prefix_count_by_length[length]
+
+
+def _rows_of(name: str, resource: LockedResource) -> Iterator[bytes]:
+    """Yield an encoded row for each holder of a resource, one more than a message may have at most."""
+    # All holders have the same mode, unless one transaction holds the resource in several modes, or it has units.
+    same_mode = resource.special is None and resource.exclusive_count in (0, len(resource.holders))
+    for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
+        mode = (X if resource.exclusive_count else S) if same_mode else holder.queue_mode(name)
+        yield replies.watching_row(holder, name, mode)

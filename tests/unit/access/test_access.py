@@ -268,3 +268,23 @@ def test_many_prefixes_allow_the_same_names_as_each_of_them() -> None:
         for name in texts:
             assert principal.may_access(name) is name.startswith(prefixes)
             assert principal.may_see(name) is name.startswith(prefixes)
+
+
+def test_a_subtree_is_locked_by_a_prefix_of_all_its_names_and_seen_with_each_of_them() -> None:
+    for more in ((), tuple(f"{number:02}/" for number in range(40))):  # few prefixes are compared one by one
+        principal = Principal("p", ("accounts/", "limits/*", "limits/**", "stock/1/", *more))
+        for subtree, may_lock, may_see in (
+            ("accounts/**", True, True),
+            ("accounts/2/**", True, True),
+            ("limits/**", False, True),
+            ("stock/**", False, True),
+            ("stock/1/**", True, True),
+            ("stock/2/**", False, False),
+            ("**", False, True),
+            ("a/**", False, False),
+            ("zz/**", False, False),
+        ):
+            assert principal.may_access(subtree) is may_lock, subtree
+            assert principal.may_see(subtree) is may_see, subtree
+        assert principal.may_see_all("limits/*")
+        assert not principal.may_see_all("limits/")

@@ -35,6 +35,7 @@ def registry(names: int, resources: int = 0) -> tuple[WatchRegistry, Any]:
     request.id = 7
     resource = SimpleNamespace(special=None, exclusive_count=1, holders={7: request})
     table: Any = SimpleNamespace(
+        subtrees={},
         uncontended=CountingDict.fromkeys(map(str, range(names)), request),
         resources=CountingDict.fromkeys((f"r{number}" for number in range(resources)), resource),
     )

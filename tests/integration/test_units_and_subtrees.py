@@ -1,0 +1,181 @@
+"""Locks of units and of subtrees over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.network.wire import Wire
+from support.processes.servers import Genie, running_server
+
+
+@pytest.fixture(name="genie", scope="module")
+def _genie() -> Iterator[Genie]:
+    with running_server() as server:
+        yield server
+
+
+async def inspect(wire: Wire, **filters: Any) -> dict[str, Any]:
+    wire.send("inspect", **filters)
+    return await wire.expect("inspected")
+
+
+def listed(rows: list[dict[str, Any]]) -> list[tuple[int, list[str]]]:
+    return [(row["id"], row["resources"]) for row in rows]
+
+
+async def test_units_are_granted_while_they_fit_and_blockers_say_how_many(genie: Genie) -> None:
+    a, b = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    two = await a.lock("2/3:pool")
+    one = await b.lock("1/3:pool")
+    late = await b.request("1/3:pool", transactionName="late")
+    rows = await inspect(a, resource="pool")
+    assert listed(rows["holders"]) == [(two, ["2/3:pool"]), (one, ["1/3:pool"])]
+    assert listed(rows["queue"]) == [(late, ["1/3:pool"])]
+    blockers = rows["queue"][0]["blockers"]
+    assert [(row["id"], row["mode"], row["units"], row["of"]) for row in blockers] == [
+        (two, "units", 2, 3),
+        (one, "units", 1, 3),
+    ]
+    await a.release(two)
+    assert (await b.expect("locked"))["id"] == late
+    drain = await a.request("exclusive:pool")
+    await b.release(one)
+    await b.release(late)
+    assert (await a.expect("locked"))["id"] == drain
+    await a.release(drain)
+
+
+async def test_repeated_units_are_added_up_and_invalid_ones_rejected(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    both = await wire.lock("1/3:sum", "1/3:sum")
+    assert listed((await inspect(wire, id=both))["holders"]) == [(both, ["2/3:sum"])]
+    await wire.release(both)
+    for resources, part in (
+        (["4/3:sum"], "not 4/3"),
+        (["0/3:sum"], "not 0/3"),
+        (["2/3:sum", "2/3:sum"], "not 4/3"),
+        (["1/3:sum", "1/4:sum"], "limits of 3 and 4 units"),
+        (["1/3:sum", "shared:sum"], "as units and in another mode"),
+        (["1/3:sum/**"], "units of a subtree do not exist"),
+        (["units:sum"], "'shared:', 'exclusive:' or units such as '2/10:', not 'units'"),
+    ):
+        wire.send("request", resources=resources)
+        error = await wire.expect("error")
+        assert error["code"] == "bad-request", resources
+        assert part in error["message"], resources
+
+
+async def test_a_subtree_and_the_names_below_it_exclude_each_other_in_turn(genie: Genie) -> None:
+    a, b, c = [await Wire.connect(genie.address) for _ in range(3)]
+    name = await a.lock("exclusive:accounts/2")
+    subtree = await b.request("exclusive:accounts/**")
+    later = await c.request("shared:accounts/3")
+    beside = await c.lock("exclusive:accounts")
+    rows = await inspect(a, resource="accounts/**")
+    assert listed(rows["holders"]) == [(name, ["exclusive:accounts/2"])]
+    assert listed(rows["queue"]) == [(subtree, ["exclusive:accounts/**"]), (later, ["shared:accounts/3"])]
+    first, second = (row["blockers"] for row in rows["queue"])
+    assert [(row["id"], row["resource"], row["mode"], row["state"]) for row in first] == [
+        (name, "accounts/2", "exclusive", "held")
+    ]
+    assert [(row["id"], row["resource"], row["mode"], row["state"]) for row in second] == [
+        (subtree, "accounts/**", "exclusive", "queued")
+    ]
+    await a.release(name)
+    assert (await b.expect("locked"))["id"] == subtree
+    await b.close()
+    wire_rows = await inspect(a, id=subtree)
+    assert listed(wire_rows["holders"]) == [(subtree, ["exclusive:accounts/**"])]
+    await a.release(subtree)
+    assert (await c.expect("locked"))["id"] == later
+    # The subtree is not in the table now: what is below it is found all the same.
+    assert listed((await inspect(a, resource="accounts/**"))["holders"]) == [(later, ["shared:accounts/3"])]
+    assert (await inspect(a, resource="account/**"))["holdersTotal"] == 0
+    assert (await inspect(a, resource="**"))["holdersTotal"] == 2
+    for id_ in (later, beside):
+        await c.release(id_)
+
+
+async def test_inspect_of_a_subtree_with_an_id_or_a_transaction(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    inside = await wire.lock("exclusive:t/1", transactionName="both")
+    outside = await wire.lock("exclusive:u/1", transactionName="both")
+    for filters, ids in (
+        ({"transactionName": "both", "resource": "t/**"}, [inside]),
+        ({"transactionName": "both", "resource": "**"}, [inside, outside]),
+        ({"id": inside, "resource": "t/**"}, [inside]),
+        ({"id": outside, "resource": "t/**"}, []),
+        ({"id": outside, "resource": "**"}, [outside]),
+    ):
+        assert [row["id"] for row in (await inspect(wire, **filters))["holders"]] == ids, filters
+    await wire.release(inside)
+    await wire.release(outside)
+
+
+async def test_the_watchers_above_and_below_a_subtree_get_its_events_once(genie: Genie) -> None:
+    holder = await Wire.connect(genie.address)
+    watched = {"": 1, "w/": 1, "w/1/": 1, "w/1/x": 1, "w": 1, "w/**": 1, "v/": 0, "w/2 w/3": 1}
+    wires: dict[str, Wire] = {}
+    for prefixes in watched:
+        wires[prefixes] = await Wire.connect(genie.address)
+        for prefix in prefixes.split(" "):
+            wires[prefixes].send("watch", prefix=prefix)
+            await wires[prefixes].expect("watching")
+    id_ = await holder.lock("exclusive:w/**")
+    late = await Wire.connect(genie.address)
+    late.send("watch", prefix="w/1/")
+    assert (await late.expect("watching"))["held"] == [{"resource": "w/**", "mode": "exclusive", "id": id_}]
+    await holder.release(id_)
+    units = await holder.lock("2/3:w/1/x")
+    for prefixes, count in watched.items():
+        wire = wires[prefixes]
+        for state in ("locked", "unlocked") if count else ():
+            event = await wire.expect("event")
+            assert event == {"state": state, "resource": "w/**", "mode": "exclusive", "id": id_}, prefixes
+        if prefixes in ("", "w/", "w", "w/1/", "w/1/x"):
+            event = await wire.expect("event")
+            assert event == {"state": "locked", "resource": "w/1/x", "mode": "units", "id": units, "units": 2, "of": 3}
+        wire.send("ping")
+        await wire.expect("pong")
+    await holder.release(units)
+
+
+TOKENS = """
+[all]
+token = "0123456789abcdef-all"
+[books]
+token = "0123456789abcdef-books"
+prefixes = ["accounts/", "limits/*", "stock/1/"]
+"""
+
+
+async def test_a_principal_locks_and_inspects_only_subtrees_within_its_prefixes(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.toml"
+    file.write_text(TOKENS)
+    with running_server(token_file=str(file)) as server:
+        books, everything = await Wire.connect(server.address), await Wire.connect(server.address)
+        for wire, name in (books, "books"), (everything, "all"):
+            wire.send("hello", token=f"0123456789abcdef-{name}")
+            await wire.expect("welcome")
+        for name in ("accounts/**", "accounts/2/**", "stock/1/**"):
+            await books.release(await books.lock(f"exclusive:{name}"))
+            await inspect(books, resource=name)
+        for name in ("**", "limits/**", "stock/**", "accountsx/**"):
+            books.send("request", resources=[f"shared:{name}"])
+            error = await books.expect("error")
+            assert error["code"] == "unauthorized"
+            assert repr(name) in error["message"]
+            books.send("inspect", resource=name)
+            assert (await books.expect("error"))["code"] == "unauthorized"
+        # A subtree that contains its names is a blocker that it may see; one that contains none is not.
+        await everything.lock("exclusive:stock/**", "exclusive:limits/**", "exclusive:other/**")
+        await books.request("exclusive:stock/1/x", "exclusive:accounts/1")
+        await everything.request("shared:accounts/1", "shared:other/1")
+        first, second = (await inspect(books, resource="accounts/1"))["queue"]
+        assert [row["resource"] for row in first["blockers"]] == ["stock/**"]
+        assert [row["resource"] for row in second["blockers"]] == ["accounts/1"]
+        assert second["blockersTotal"] == 2
