@@ -29,7 +29,7 @@ from genie.errors import (
     TransactionTimeout,
     Unavailable,
 )
-from genie.protocol.resources import exclusive, shared
+from genie.protocol.resources import exclusive, shared, subtree, units
 from genie.version import VERSION as __version__  # noqa: N811 - the name that tools look for
 
 if TYPE_CHECKING:
@@ -67,7 +67,9 @@ __all__ = [
     "exclusive",
     "once",
     "shared",
+    "subtree",
     "sync",
+    "units",
 ]
 
 _MODULE_BY_NAME = {

@@ -73,6 +73,8 @@ class ConnectionLost(GenieError):
 class Blocker:
     """A request that blocked another request: the blocker held `resource`, or was ahead in its wait queue.
 
+    `mode` is `shared`, `exclusive` or `units`. With `units`, the blocker holds or waits for `units` units of the resource, of
+    which it allows at most `of` in use; otherwise both are None. The resource may be a subtree, such as `accounts/**`.
     `state` is `held` or `queued`. `since` is the Unix time in seconds at which the blocker was granted (`held`) or
     arrived (`queued`). `note` is the text that the blocker's client has set for operators.
     `traceparent` is the trace context of the blocker's request (W3C Trace Context).
@@ -86,19 +88,24 @@ class Blocker:
     transaction: str | None = None
     note: str | None = None
     traceparent: str | None = None
+    units: int | None = None
+    of: int | None = None
 
     def __str__(self) -> str:
         owner = "" if self.transaction is None else f" of {self.transaction!r}"
         owner += "" if self.note is None else f" ({self.note})"
         verb = "holds" if self.state == "held" else "waits for"
-        return f"{self.id}{owner} {verb} {self.mode}:{self.resource}"
+        mode = self.mode if self.units is None else f"{self.units}/{self.of}"
+        return f"{self.id}{owner} {verb} {mode}:{self.resource}"
 
 
 @dataclass(frozen=True, slots=True)
 class CycleStep:
     """One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
-    `waiter` and `holder` are ids. `note` and `traceparent` are those of the waiting request.
+    `waiter` and `holder` are ids. `note` and `traceparent` are those of the waiting request. If it waits for units of a
+    counted resource, `units` is their number and `of` the limit; otherwise both are None. Then the request waits until enough
+    units are free, and `holder` is one of the requests that use them.
     """
 
     resource: str
@@ -106,6 +113,11 @@ class CycleStep:
     holder: int
     note: str | None = None
     traceparent: str | None = None
+    units: int | None = None
+    of: int | None = None
+
+    def __str__(self) -> str:
+        return self.resource if self.units is None else f"{self.units}/{self.of}:{self.resource}"
 
 
 class LockError(GenieError):
@@ -165,7 +177,7 @@ class Deadlock(LockError):
         closed_cycle = [*self.cycle, *self.cycle[:1]]  # ends with the first transaction
         text = " → ".join(closed_cycle)
         if len(self.waits) == len(self.cycle):
-            steps = [f"{step.resource} of {name}" for step, name in zip(self.waits, closed_cycle[1:], strict=True)]
+            steps = [f"{step} of {name}" for step, name in zip(self.waits, closed_cycle[1:], strict=True)]
             text = f"{closed_cycle[0]} would wait for {', which waits for '.join(steps)}"
         super().__init__(f"request {id} would deadlock: {text}", id=id)
 

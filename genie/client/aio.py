@@ -248,8 +248,8 @@ class Transaction(TransactionInfo):
     async def lock(self, *resources: str) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.
 
-        Returns at once for resources that the transaction holds already. Resources and errors are those of
-        `client.acquire`. If any lock of the transaction is lost, its work is cancelled.
+        Returns at once for resources that the transaction holds already, except for units: each call locks further ones.
+        Resources and errors are those of `client.acquire`. If any lock of the transaction is lost, its work is cancelled.
 
         Raises:
             Deadlock: at once, if the wait could never end. `client.run_transaction` then repeats the work.
@@ -553,8 +553,10 @@ class Client:
 
         Args:
             resources: `shared:NAME`, `exclusive:NAME`, or a NAME without a colon, which is exclusive (`genie.shared`
-                and `genie.exclusive` accept any name). A resource that is listed twice is locked once, exclusively if
-                either of the two is exclusive. `lock.resources` lists the locked resources.
+                and `genie.exclusive` accept any name); `2/10:NAME` for 2 of 10 units (`genie.units`); a NAME that ends
+                in `/**` for all names below it (`genie.subtree`). A resource that is listed twice is locked once,
+                exclusively if either of the two is exclusive; its units are added up. `lock.resources` lists the locked
+                resources.
             transaction: name of the transaction of this request. Requests of one transaction do not block each other,
                 and deadlocks are detected between transactions.
             queue_timeout: seconds, or a timedelta, to wait in the queue. None: no limit, even while no server responds.
@@ -625,7 +627,8 @@ class Client:
         do not reach the target, it locks nothing, and the call raises Insufficient.
 
         Args:
-            resources: 1 to 10,000 resources, as in `acquire`.
+            resources: 1 to 10,000 resources, as in `acquire`, but no subtrees. Units of a resource are free if they can
+                be locked at once.
             target: the sum of weights to reach.
             weights: a positive integer for each resource, of any size. Default: 1 for each resource.
             transaction: name of the transaction of this request, as in `acquire`.
@@ -710,6 +713,7 @@ class Client:
                         wanted = repetition.wanted_resources()
                         if wanted:
                             await tx.lock(*wanted)
+                            context.locks.begin_work()
                         running = work(tx)
                         if not isinstance(running, Awaitable):
                             raise TypeError(f"the work must be a coroutine function, not {work!r}")

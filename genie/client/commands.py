@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, NoReturn
 from genie.client.durations import to_seconds
 from genie.client.errors import already_released, copy_lock_lost
 from genie.errors import Code, GenieError, LockLost, RequestRejected
+from genie.lock_modes import is_subtree
 from genie.protocol import codec, messages
 from genie.protocol.framing import MAX_LINE_BYTES
 from genie.protocol.limits import MAX_DIGITS, MAX_NOTE, MAX_PRIORITY, MAX_ROWS, MAX_TIMEOUT_MS, MAX_TOKEN, MAX_WEIGHT
@@ -71,7 +72,7 @@ class LockInfo:
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """The locked resources as `shared:NAME` or `exclusive:NAME`, in the order in which they were requested."""
+        """The locked resources as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`, in the order in which they were requested."""
         return self._request.resources
 
 
@@ -396,8 +397,8 @@ def make_request(
 ) -> Request:
     """Make a request that locks all of the resources at once. Timeouts are in seconds, or are timedeltas.
 
-    A resource is written `shared:NAME`, `exclusive:NAME` or `NAME` (exclusive). A resource that is listed twice is
-    locked once, exclusively if either of the two is exclusive. `ref` identifies the request in the protocol.
+    A resource is written `shared:NAME`, `exclusive:NAME`, `NAME` (exclusive) or `2/10:NAME` (units). A resource that is
+    listed twice is locked once, exclusively if either of the two is exclusive; its units are added up. `ref` identifies the request in the protocol.
 
     Raises:
         ValueError, TypeError: if an argument is invalid.
@@ -619,6 +620,8 @@ def make_any_request(
     if len(choices) < len(candidates):
         counts = Counter(parse_resource(resource)[1] for resource in candidates)
         raise ValueError(f"resources must contain each name once, not {counts.most_common(1)[0][0]!r} twice")
+    if subtrees := [name for name in choices if is_subtree(name)]:
+        raise ValueError(f"acquire_any can't choose a subtree, such as {subtrees[0]!r}: use acquire")
     if weights is not None and len(weights) != len(candidates):
         raise ValueError(f"weights must have as many entries as resources ({len(candidates)}), but has {len(weights)}")
     for weight in weights or ():

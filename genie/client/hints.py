@@ -32,11 +32,13 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
     """Return a hint for the error of a timed-out request if this process itself holds a blocker, else an empty string.
 
     `own_requests` are the requests of the client that made `request`. If both the blocker and the request name a
-    transaction, the wait was intended, so there is no hint.
+    transaction, or the blocker holds units, the wait was intended, so there is no hint.
     """
     for blocker in blockers:
         both_have_transactions = blocker.transaction is not None and request.transaction is not None
-        if blocker.state != "held" or both_have_transactions:
+        if (
+            blocker.state != "held" or both_have_transactions or blocker.units is not None
+        ):  # a pool is meant to be shared
             continue
         if _is_held_by(own_requests, blocker):
             return _hint_text(blocker, "this client")

@@ -15,7 +15,7 @@ from genie.protocol.messages import InspectedRow, InspectedRows
 class Holder:
     """A lock that is held.
 
-    `resources` are the first ten resources of the lock (`shared:NAME`, `exclusive:NAME`; the exclusive ones first), and
+    `resources` are the first ten resources of the lock (`shared:NAME`, `exclusive:NAME`, `2/10:NAME`; the exclusive ones first), and
     `resources_total` is the number of all its resources. `since` is the Unix time of the grant in seconds, like `time.time()`.
     `expires_in` is the number of seconds until `transaction_timeout`, counted from the server's reply.
     """

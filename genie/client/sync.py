@@ -224,7 +224,7 @@ class Transaction(TransactionInfo):
     def lock(self, *resources: str) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.
 
-        Returns at once for resources that the transaction holds already. Errors are those of `genie.Transaction.lock`.
+        Returns at once for resources that the transaction holds already, except for units. Errors are those of `genie.Transaction.lock`.
         """
         request = self._locks.request(resources, self._connection.new_ref())
         if request.state is RequestState.HELD:
@@ -543,6 +543,7 @@ class Client:
                         wanted = repetition.wanted_resources()
                         if wanted:
                             tx.lock(*wanted)
+                            context.locks.begin_work()
                         return work(tx)
                 except Deadlock:
                     pause_s = repetition.begin_retry(context.locks)

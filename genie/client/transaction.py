@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from genie.client.commands import OnDisconnect, Request, RequestState, make_request
 from genie.client.errors import copy_lock_lost
-from genie.lock_modes import U
+from genie.lock_modes import UnitCount
 from genie.protocol.resources import EXCLUSIVE, merge, parse_resource, strongest
 
 MAX_FIRST_PAUSE_S: Final = 0.05
@@ -84,7 +84,7 @@ class Attempts:
         self._max_pause_s = MAX_FIRST_PAUSE_S
 
     def wanted_resources(self) -> list[str]:
-        """Return what must be locked before the next attempt, as `shared:NAME` or `exclusive:NAME`."""
+        """Return what must be locked before the next attempt, as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`."""
         return list(self.wanted.values())
 
     def begin_retry(self, locks: TransactionLocks) -> float | None:
@@ -116,6 +116,8 @@ class TransactionLocks:
         self.asked: dict[str, str] = {}
         """What was asked for: one resource for each name, units added up."""
         self.requests: list[Request] = []
+        self._reserved: dict[str, UnitCount] = {}
+        """The units, by name, that the first request of a repeated attempt has locked, and the work has not asked for yet."""
         self.ended = False
         """Whether the block has ended, so that nothing may be locked any more."""
         self._options = options
@@ -142,10 +144,38 @@ class TransactionLocks:
             name = parse_resource(resource)[1]
             self.asked |= merge([self.asked[name], resource]) if name in self.asked else {name: resource}
         for held in self.held():
-            if all(_covers(held, resource) for resource in request.resources):
+            if all(self._covers(held, resource) for resource in request.resources):
+                self._use_reserved(request.resources)
                 return held
         self.requests.append(request)
         return request
+
+    def begin_work(self) -> None:
+        """Begin a repeated attempt, whose first request has locked what the earlier attempts asked for."""
+        self._reserved = {
+            name: asked for _, name, asked in map(parse_resource, self.requests[0].resources) if asked is not None
+        }
+        self.asked.clear()  # the work asks for the same names again, and units are added up
+
+    def _covers(self, held: Request, resource: str) -> bool:
+        """Return whether a held request has locked a resource in this mode or a stronger one.
+
+        Each call locks further units, unless the first request of a repeated attempt has locked them.
+        """
+        _, name, asked = parse_resource(resource)
+        if EXCLUSIVE + name in held.resources:
+            return True
+        if asked is None:
+            return resource in held.resources
+        count, limit = self._reserved.get(name, (0, 0))
+        return held is self.requests[0] and asked[0] <= count and limit <= asked[1]
+
+    def _use_reserved(self, resources: Sequence[str]) -> None:
+        """Take the units of resources from the reserved ones."""
+        for _, name, asked in map(parse_resource, resources):
+            if asked is not None and name in self._reserved:
+                count, limit = self._reserved[name]
+                self._reserved[name] = count - asked[0], limit
 
     def check_not_ended(self) -> None:
         """Raise RuntimeError if the block has ended."""
@@ -188,9 +218,3 @@ class TransactionInfo:
     def fence(self) -> int:
         """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
         return self._locks.fence
-
-
-def _covers(request: Request, resource: str) -> bool:
-    """Return whether a request has locked a resource in this mode or a stronger one. Units are counted each time."""
-    mode, name, _ = parse_resource(resource)
-    return (mode != U and resource in request.resources) or EXCLUSIVE + name in request.resources

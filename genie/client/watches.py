@@ -7,7 +7,7 @@ watch compares it with the locks that it has reported, and reports the differenc
 ended, `locked` for a new one. A lock that was granted and released in between is not reported.
 
 Two invariants: every `unlocked` follows a `locked` of the same resource and id; and a consumer that applies the changes
-never has two conflicting locks, since the end of one is reported before the grant of the other.
+never has two conflicting locks on one resource, since the end of one is reported before the grant of the other.
 
 A snapshot with more rows than the server's limit is `truncated`. A lock that was reported before and is missing from
 such a snapshot counts as held until its `unlocked` arrives, or a lock that conflicts with it.
@@ -36,8 +36,10 @@ MAX_BUFFERED_CHANGES: Final = 10_000
 class Change(Struct, frozen=True, gc=False):
     """A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`).
 
-    `mode` is `shared` or `exclusive`, `id` is the id of the lock, and `transaction` is the name of its transaction, or
-    None. A resource may be locked under several ids: by shared locks, or by several locks of one transaction.
+    `mode` is `shared`, `exclusive` or `units`, `id` is the id of the lock, and `transaction` is the name of its transaction, or
+    None. A resource may be locked under several ids: by shared locks, by units, or by several locks of one transaction.
+    A lock with the mode `units` has its number of `units`, of which it allows at most `of` in use; else both are None.
+    A resource such as `accounts/**` is a subtree: all names below it are locked.
     """
 
     resource: str
@@ -45,15 +47,18 @@ class Change(Struct, frozen=True, gc=False):
     mode: str
     id: int
     transaction: str | None = None
+    units: int | None = None
+    of: int | None = None
 
     def conflicts_with(self, other: Change) -> bool:
-        """Return whether two locks on the same resource conflict: at least one is exclusive, and the owners differ.
+        """Return whether two locks on the same resource conflict.
 
-        Locks of one transaction have the same owner.
+        They conflict if their owners differ, unless both are shared or both are units, which exclude each other only by their
+        number. Locks of one transaction have the same owner.
         """
         if self.id == other.id or (self.transaction is not None and self.transaction == other.transaction):
             return False
-        return "exclusive" in (self.mode, other.mode)
+        return self.mode != other.mode or self.mode == "exclusive"
 
 
 class WatchState(Enum):
@@ -125,7 +130,7 @@ class Watch(Call):
 
         A conflicting lock that was reported before must have ended, so its `unlocked` change is appended first.
         """
-        change = Change(row.resource, "locked", row.mode, row.id, row.transactionName)
+        change = Change(row.resource, "locked", row.mode, row.id, row.transactionName, row.units, row.of)
         locks = self.held_locks.get(row.resource)
         if locks is None:
             self.held_locks[row.resource] = {row.id: change}
@@ -144,7 +149,7 @@ class Watch(Call):
         locks = self.held_locks.get(resource)
         ended = None if locks is None else locks.pop(id, None)
         if ended is not None:
-            self.changes.append(Change(resource, "unlocked", ended.mode, id, ended.transaction))
+            self.changes.append(Change(resource, "unlocked", ended.mode, id, ended.transaction, ended.units, ended.of))
             if not locks:
                 del self.held_locks[resource]
 

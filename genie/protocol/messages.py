@@ -26,6 +26,8 @@ class BlockerRow(Struct, gc=False):
     transactionName: str | None = None  # noqa: N815 - the wire's name
     note: str | None = None
     traceparent: str | None = None
+    units: int | None = None
+    of: int | None = None
 
     def to_blocker(self) -> Blocker:
         """Return the blocker in the form that exceptions of the client contain: times in seconds."""
@@ -38,6 +40,8 @@ class BlockerRow(Struct, gc=False):
             self.transactionName,
             self.note,
             self.traceparent,
+            self.units,
+            self.of,
         )
 
 
@@ -185,12 +189,14 @@ class InspectedRows(Struct):
 
 
 class HeldRow(Struct, gc=False):
-    """One lock on one resource; the name has no mode prefix."""
+    """One lock on one resource; the name has no mode prefix. Locks with the mode `units` have their `units` and the limit `of`."""
 
     resource: str
     mode: str
     id: int
     transactionName: str | None = None  # noqa: N815
+    units: int | None = None
+    of: int | None = None
 
 
 class Watching(Struct, tag="watching", tag_field="command"):
@@ -230,6 +236,8 @@ class Event(Struct, tag="event", tag_field="command", gc=False):
         mode: str = ""
         id: int = 0
         transactionName: str | None = None  # noqa: N815
+        units: int | None = None
+        of: int | None = None
 
     payload: Payload
 

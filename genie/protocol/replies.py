@@ -104,7 +104,9 @@ def locked_after_wait(request: Request, blockers: Iterable[Blocker], blockers_to
 
 
 def taken(request: Request) -> bytes:
-    """Encode `locked` for a request with `anyOf`, with the resources that it acquired."""
+    """Encode `locked` for a request that was granted apart from others; with `anyOf`, with the resources that it acquired."""
+    if request.context.choice_digest is None:
+        return locked(request)
     payload = {"id": request.id, "fence": request.fence, "resources": request.names()}
     return message("locked", payload, request.ref)
 

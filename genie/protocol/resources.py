@@ -144,23 +144,38 @@ def parse_choices(resources: Sequence[str]) -> Choices:
 
 
 def shared(name: str) -> str:
-    """Return the wire form of a shared lock on any name, even one with colons."""
+    """Return the wire form of a shared lock on any name, even one with colons. Raises ValueError if the name is invalid."""
     return SHARED + check_name(name, "the name of a resource")
 
 
 def exclusive(name: str) -> str:
-    """Return the wire form of an exclusive lock on any name, even one with colons."""
+    """Return the wire form of an exclusive lock on any name, even one with colons. Raises ValueError if the name is invalid."""
     return EXCLUSIVE + check_name(name, "the name of a resource")
 
 
 def units(name: str, count: int, of: int) -> str:
-    """Return the wire form of a lock on units of a counted resource: `count` units, if at most `of` are in use at once."""
+    """Return the wire form of a lock on `count` units of a resource, of which at most `of` are in use at once: `2/10:NAME`.
+
+    The limit `of` is not declared anywhere else: a request is granted if all units in use and its own are at most `of`.
+
+    Raises:
+        ValueError: if not 1 <= count <= of <= 1,000,000, or if the name is invalid or a subtree.
+
+    """
     _check_units(check_name(name, "the name of a resource"), count, of)
     return f"{count}/{of}:{name}"
 
 
 def subtree(name: str, *, shared: bool = False) -> str:
-    """Return the wire form of an exclusive, or a shared, lock on all names below `name`, which ends with `/`; "" for all names."""
+    """Return the wire form of a lock on all names that begin with `name`, existing and future ones: `exclusive:accounts/**`.
+
+    `name` ends with `/`; an empty `name` means the whole namespace. The lock is exclusive, or shared if `shared` is true.
+    `accounts` itself is not below `accounts/`.
+
+    Raises:
+        ValueError: if the name is invalid, or does not end with `/`.
+
+    """
     if name and not name.endswith("/"):
         raise ValueError(f"a subtree must end with '/', or be '' for all names, not {name[-64:]!r}")
     return (SHARED if shared else EXCLUSIVE) + check_name(name + WHOLE_NAMESPACE, "the name of a resource")

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from genie import Client, ConnectionLost, Deadlock, LockLost, QueueTimeout, Transaction, connect, shared, sync
+from genie import Client, ConnectionLost, Deadlock, LockLost, QueueTimeout, Transaction, connect, shared, subtree, sync
 from support.network.proxy import lines, proxy
 from support.processes.servers import WAIT_S, Genie
 
@@ -190,6 +190,42 @@ async def test_before_the_work_is_repeated_one_request_takes_everything_in_the_s
 
     await asyncio.gather(client.run_transaction(read_then_write), opponent())
     assert held == [[], ["exclusive:w/2", "shared:w/1"]]
+
+
+async def test_a_repeated_attempt_locks_the_units_of_the_work_once(client, other):
+    held: list[list[str]] = []
+
+    async def work(tx: Transaction) -> None:
+        await tx.lock("2/3:u/pool")
+        if not held:
+            reached.set()
+            await blocked.wait()
+        await tx.lock("u/1")
+        found = await client.inspect(transaction=tx.name)
+        held.append(sorted(name for row in found.holders for name in row.resources))
+
+    reached, blocked = asyncio.Event(), asyncio.Event()
+
+    async def opponent() -> None:
+        async with other.transaction(queue_timeout=WAIT_S) as tx:
+            await tx.lock("u/1")
+            await reached.wait()
+            waiting = asyncio.ensure_future(tx.lock("2/3:u/pool"))
+            while not (await client.inspect(resource="u/pool")).queue_total:
+                pass
+            blocked.set()
+            await waiting
+
+    await asyncio.gather(client.run_transaction(work), opponent())
+    assert held == [["2/3:u/pool", "exclusive:u/1"]]
+
+
+async def test_a_subtree_excludes_the_names_below_it(client, other):
+    async with client.lock(subtree("f/")):
+        assert await other.try_acquire("f/1") is None
+        assert await other.try_acquire("shared:f/1/2") is None
+        assert await other.try_acquire("f") is not None
+    assert await other.try_acquire("f/1") is not None
 
 
 async def test_the_last_attempt_raises_the_deadlock(client):
