@@ -6,7 +6,7 @@ They are logged here, not where they occur, so that the number of log lines is b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import structlog
 from genie.core import Blocker, Context, Request, Wait
 from genie.core.context import shown_context
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
+from genie.text import printable
 
 if TYPE_CHECKING:
     from genie.core.lock_order.analysis import LockOrder
@@ -33,6 +34,44 @@ MAX_LOGGED_STEPS = 20
 """Maximum number of logged steps of a cycle."""
 MAX_LOGGED_RESOURCES = 10
 """Maximum number of logged resources of a request."""
+MAX_LOGGED_CHARACTERS = 128
+"""Maximum number of characters of a name or text of a client in a line. Longer ones are cut, and end with `…`."""
+MAX_LOGGED_BYTES = 1 << 20
+"""Bytes of the lines about slow waits, and of those about deadlocks, of a namespace in `BYTES_INTERVAL_S`. The last line may exceed it."""
+BYTES_INTERVAL_S = 60.0
+
+
+class _LimitedLines:
+    """Logs one kind of event, limited in lines per sample and in bytes per minute. A line of another event counts the others."""
+
+    def __init__(self, logger: Any, event: str, omitted_event: str) -> None:
+        self._log, self._event, self._omitted_event = logger, event, omitted_event
+        self._interval_ends_at = 0.0
+        """Event-loop time at which `MAX_LOGGED_BYTES` are allowed again."""
+        self._left_bytes = 0
+        self._omitted = 0
+        """Events without a line that no line has counted yet."""
+
+    def write(self, now: float, fields: Iterator[dict[str, Any]], count: int) -> None:
+        """Log the `count` events of a sample. `fields` makes the fields of a line when it is logged, not before.
+
+        Once the bytes of the interval are used up, the next interval counts the omitted events, so that no further lines are
+        logged in this one.
+        """
+        if not count and not self._omitted:
+            return
+        if now >= self._interval_ends_at:
+            self._interval_ends_at, self._left_bytes = now + BYTES_INTERVAL_S, MAX_LOGGED_BYTES
+        lines = 0
+        while self._left_bytes > 0 and lines < MAX_LOGGED_EVENTS and (each := next(fields, None)) is not None:
+            shortened = _shorten(each)
+            self._log.warning(self._event, **shortened)
+            self._left_bytes -= len(printable(repr(shortened)).encode())
+            lines += 1
+        self._omitted += count - lines
+        if self._omitted and self._left_bytes > 0:
+            self._log.warning(self._omitted_event, count=self._omitted, limit=MAX_LOGGED_EVENTS)
+            self._omitted = 0
 
 
 class Monitor:
@@ -47,6 +86,8 @@ class Monitor:
         find_leader: Callable[[], Pipeline | None],
     ) -> None:
         self._log = log.bind(namespace=namespace)
+        self._slow_waits = _LimitedLines(self._log, "slow wait", "slow wait log entries omitted")
+        self._deadlocks = _LimitedLines(self._log, "deadlock detected", "deadlock log entries omitted")
         self._stats = stats
         self._lock_order = lock_order
         self.set_slow_wait(slow_wait_ms)
@@ -76,14 +117,15 @@ class Monitor:
         self._stats.sample(now * 1000)
         pipeline = self._find_leader()
         if pipeline is not None:
-            self._log_slow_waits(pipeline)
-        self._log_deadlocks()
+            self._log_slow_waits(pipeline, now)
+        deadlocks, count = self._stats.take_unreported_deadlocks()
+        self._deadlocks.write(now, map(_deadlock_fields, deadlocks), count)
         self._log_inversions()
         self._next_at = max(now, self._next_at + SAMPLE_INTERVAL_S)
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
-    def _log_slow_waits(self, pipeline: Pipeline) -> None:
-        """Log each request that has waited for `slow_wait_ms`, once, and at most `MAX_LOGGED_EVENTS` of them in a sample.
+    def _log_slow_waits(self, pipeline: Pipeline, loop_now: float) -> None:
+        """Log each request that has waited for `slow_wait_ms`, once.
 
         Reads at most `MAX_READ_WAITERS` requests, and leaves the others to the next sample. The requests are in order of arrival,
         so the search ends at the first request that has waited for less time.
@@ -93,26 +135,24 @@ class Monitor:
         slow = list(takewhile(lambda request: request.since <= now - self._slow_wait_ms, first))
         for request in slow:
             del recent[request.id]
-        for request in slow[:MAX_LOGGED_EVENTS]:
-            self._log.warning("slow wait", **_slow_wait_fields(pipeline, request, now))
-        if len(slow) > MAX_LOGGED_EVENTS:
-            self._log.warning(
-                "slow wait log entries omitted", count=len(slow) - MAX_LOGGED_EVENTS, limit=MAX_LOGGED_EVENTS
-            )
-
-    def _log_deadlocks(self) -> None:
-        """Log the deadlocks since the last sample, and how many are omitted."""
-        deadlocks, count = self._stats.take_unreported_deadlocks()
-        for deadlock in deadlocks[:MAX_LOGGED_EVENTS]:
-            self._log.warning("deadlock detected", **_deadlock_fields(deadlock))
-        if count > MAX_LOGGED_EVENTS:
-            self._log.warning("deadlock log entries omitted", count=count - MAX_LOGGED_EVENTS, limit=MAX_LOGGED_EVENTS)
+        fields = (_slow_wait_fields(pipeline, request, now) for request in slow)
+        self._slow_waits.write(loop_now, fields, len(slow))
 
     def _log_inversions(self) -> None:
         """Log each new inversion of the lock order. `MAX_INVERSIONS` limits their number."""
         for inversion in () if self._lock_order is None else self._lock_order.inversions.take_unreported():
             fields = {"kind": inversion.kind.value, "classes": inversion.classes, "offender": inversion.offender}
-            self._log.warning("lock order inversion", **fields, edges=[_edge_fields(edge) for edge in inversion.edges])
+            edges = [_edge_fields(edge) for edge in inversion.edges]
+            self._log.warning("lock order inversion", **_shorten({**fields, "edges": edges}))
+
+
+def _shorten(value: Any) -> Any:
+    """Return a value of the log with its texts cut to `MAX_LOGGED_CHARACTERS`, also in lists and dicts."""
+    if isinstance(value, str):
+        return value if len(value) <= MAX_LOGGED_CHARACTERS else f"{value[: MAX_LOGGED_CHARACTERS - 1]}…"
+    if isinstance(value, dict):
+        return {name: _shorten(each) for name, each in value.items()}
+    return [_shorten(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _edge_fields(edge: Edge) -> dict[str, Any]:
