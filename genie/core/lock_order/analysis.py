@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from genie.core.context import shown_context
-from genie.core.lock_order.classes import LockClass, LockClasses, Rule
+from genie.core.lock_order.classes import MAX_NAMES, LockClass, LockClasses, Rule
 from genie.core.lock_order.edges import (
     ANY_DESCENDING,
     ASKED_EXCLUSIVE,
@@ -29,6 +29,9 @@ from genie.core.model import Request
 
 MAX_WAITING_REQUESTS: Final = 32
 """Maximum number of waiting requests of a transaction that are analysed when another one of it is granted, the first ones."""
+MAX_GRANT_STEPS: Final = 4_096
+"""Steps of the analysis after which no further waiting requests are analysed for the grants of one time: one release can grant a
+thousand locks, and each grant can be to a transaction with 32 waiting requests of 32 names."""
 
 
 class LockOrder:
@@ -41,25 +44,39 @@ class LockOrder:
         self.dropped = 0
         """How often a request was not analysed completely, because of a limit."""
         self._budget = self.classes.budget
+        self._granted_unix_ms = 0.0
+        """The time of the last grants: `_budget` is that of all grants of this time."""
         self._search = InversionSearch(self.graph, self.inversions, self._budget)
 
     def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
         """Record a request of a transaction that holds locks, and may wait. Call it before the request is granted or queued."""
         if not self._count_known_edge(transaction, request, unix_ms):
-            self._budget.search_steps = 0
+            self._budget.search_steps = self._budget.steps = 0
             self._observe(transaction, self._held_classes(transaction), request, unix_ms)
             self._count_if_incomplete()
 
     def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
         """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
+        budget = self._budget
+        if unix_ms != self._granted_unix_ms:
+            self._granted_unix_ms = unix_ms
+            budget.search_steps = budget.steps = 0
+        if budget.steps >= MAX_GRANT_STEPS:
+            self.dropped += 1
+            return
         held = HeldClasses(self.classes)
+        budget.steps += (transaction.held_classes or held).count_missing(transaction.held)
         held.include(request)
         held.guards = self._held_classes(transaction).guards | held.guards
-        self._budget.search_steps = 0
-        self._budget.is_exceeded |= len(transaction.waiting) > MAX_WAITING_REQUESTS
+        budget.is_exceeded |= len(transaction.waiting) > MAX_WAITING_REQUESTS
         for waiting in islice(transaction.waiting.values(), MAX_WAITING_REQUESTS):
+            if budget.steps >= MAX_GRANT_STEPS:
+                budget.is_exceeded = True
+                break
             if waiting is not request:
                 self._observe(transaction, held, waiting, unix_ms)
+                names = min(len(waiting.exclusive) + len(waiting.shared), MAX_NAMES)
+                budget.steps += names * (1 + len(held.by_id))
         self._count_if_incomplete()
 
     def _count_if_incomplete(self) -> None:
@@ -135,6 +152,7 @@ class LockOrder:
         if len(transaction.held) > MAX_HELD_REQUESTS:
             self._budget.is_exceeded = True
             return True
+        self._budget.steps += len(transaction.held)
         return any(name in request.exclusive for request in transaction.held.values())
 
     def _record(self, held: LockClass, asked: LockClass, flags: int, guards: Guards, example: Example) -> None:

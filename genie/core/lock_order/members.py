@@ -65,6 +65,11 @@ class HeldClasses:
         """By the id of the class."""
         self.guards: Guards = {}
 
+    def count_missing(self, requests: dict[int, Request]) -> int:
+        """Return about how many names `update` would read."""
+        missing = min(len(requests) - self._request_count, MAX_HELD_REQUESTS)
+        return sum(len(each.exclusive) + len(each.shared) for each in islice(reversed(requests.values()), missing))
+
     def update(self, requests: dict[int, Request]) -> None:
         """Include the held requests that were added since the last call."""
         missing = len(requests) - self._request_count

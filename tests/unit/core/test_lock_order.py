@@ -11,13 +11,17 @@ from string import ascii_lowercase
 
 import pytest
 
-from genie.core import Deadlocked, LockManager, Release, Request
+from genie.core import Deadlocked, LockManager, Release, Request, State
 from genie.core.lock_order import analysis, edges, inversions, members, search
 from genie.core.lock_order import classes as classes_module
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.classes import LockClasses, Rule, Treatment, parse_rules
 from genie.core.lock_order.inversions import MAX_OFFENDERS, Inversion
 from genie.core.size import NAME_BYTES, REQUEST_BYTES
+from work.opcodes import OpcodeCounter
+
+MAX_GRANT_INSTRUCTIONS = 1_200_000
+"""Instructions of a step that grants about 500 locks, with the analysis of their order."""
 
 
 def observed_manager(rules: str = "") -> tuple[LockManager, LockOrder]:
@@ -99,6 +103,33 @@ def test_the_waiting_requests_that_are_analysed_at_a_grant_are_bounded() -> None
     (edge,) = lock_order.graph.by_key.values()
     assert (edge.held.name, edge.asked.name, edge.count) == ("b", "a/*", analysis.MAX_WAITING_REQUESTS)
     assert lock_order.dropped == 1
+
+
+def test_the_analysis_of_the_grants_of_one_release_is_bounded() -> None:
+    """A release grants many requests of a transaction that has other waiting requests with many names."""
+    manager, lock_order = observed_manager()
+    names = [first + second for first in ascii_lowercase[:2] for second in ascii_lowercase[:16]]
+    holder = requested("first", transaction=None)
+    for request in (holder, requested(*names, transaction=None)):
+        manager.step(request, 0)
+    for _ in range(analysis.MAX_WAITING_REQUESTS):
+        manager.step(requested(*names), 0)
+    waiting = [requested("first") for _ in range(1_000)]
+    for request in waiting:
+        manager.step(request, 0)
+    counter = OpcodeCounter()
+    counter.start()
+    manager.step(Release(holder.id), 1)
+    counter.stop()
+    granted = sum(request.state is State.HELD for request in waiting)
+    assert granted >= 500
+    assert counter.count < MAX_GRANT_INSTRUCTIONS
+    assert lock_order.dropped > granted - 10
+
+    dropped, edges = lock_order.dropped, len(lock_order.graph.by_key)
+    manager.step(requested(*names, transaction="u"), 2)
+    assert manager.grant_if_uncontended(requested("other", transaction="u"), 2)  # at another time
+    assert (lock_order.dropped, len(lock_order.graph.by_key)) == (dropped, edges + len(names))
 
 
 def test_every_request_is_analysed_whatever_the_rate() -> None:
