@@ -75,7 +75,7 @@ def excess_bytes(request: Request) -> int:
 
 def is_large(request: Request) -> bool:
     """Return whether a request has many names, or texts that are not short."""
-    return len(request.exclusive) + len(request.shared) > SHORT_NAMES or excess_bytes(request) > 0
+    return request.name_count() > SHORT_NAMES or excess_bytes(request) > 0
 
 
 def _aligned(size: int) -> int:

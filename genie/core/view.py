@@ -23,7 +23,7 @@ MAX_COUNTED_BLOCKERS = 1000
 MAX_INSPECTED_REQUESTS = 20_000
 """Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
 lists. To find the requests of a transaction for one resource, it reads as many of each."""
-MAX_SEARCHED_NAMES = 100_000
+MAX_SEARCHED_NAMES = 50_000
 """Maximum number of names, of held and of waiting requests each, that one `inspect` compares with a subtree."""
 MAX_COUNTED_ON_ARRIVAL = 100
 """Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
@@ -44,8 +44,7 @@ def find_blockers(
 
 def read_limit(request: Request, max_counted: int) -> int:
     """Return how many requests and resources `sample_blockers` may read to count `max_counted` blockers of a request."""
-    names = len(request.exclusive) + len(request.shared)
-    return max_counted + MAX_SCANNED + (names if request.details is None else names + len(request.details.units))
+    return max_counted + MAX_SCANNED + request.name_count()
 
 
 def sample_blockers(

@@ -51,8 +51,10 @@ Check = Callable[[Any], str | None]
 
 STRING_RULE: Final = "must be a string"
 ID_RULE: Final = f"must be an integer of at most {MAX_ID}"
-RESOURCES_RULE: Final = f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME" or "exclusive:NAME"'
-ANY_OF_RULE: Final = f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME" or "exclusive:NAME"'
+RESOURCES_RULE: Final = (
+    f'must be a list of 1 to {MAX_RESOURCES} strings like "shared:NAME", "exclusive:NAME" or "2/10:NAME"'
+)
+ANY_OF_RULE: Final = f'must be a list of 1 to {MAX_CHOICES} strings like "shared:NAME", "exclusive:NAME" or "2/10:NAME"'
 _WEIGHT: Final = f"an integer from 1 to {MAX_WEIGHT}, or one of at most {MAX_DIGITS} digits as a string"
 WEIGHT_RULE: Final = f"must be {_WEIGHT}"
 WEIGHTS_RULE: Final = f"must be a list, with {_WEIGHT} for each of anyOf"
@@ -121,7 +123,7 @@ def _is_list(value: Any, max_length: int) -> bool:
 
 _resources_error = _first_of(
     _require(RESOURCES_RULE, lambda value: _is_list(value, MAX_RESOURCES)),
-    _require('must contain only strings like "shared:NAME" or "exclusive:NAME"', _are_strings),
+    _require('must contain only strings like "shared:NAME", "exclusive:NAME" or "2/10:NAME"', _are_strings),
     _error_of(split_by_mode),
 )
 _any_of_error = _first_of(

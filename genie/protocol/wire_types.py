@@ -33,7 +33,7 @@ Traceparent = Annotated[
 ]
 _Prefix = Annotated[str, Meta(max_length=MAX_NAME, extra_json_schema=_NO_CONTROL_CHARACTERS)]
 Namespace = Annotated[str, Meta(pattern=rf"^{limits.NAMESPACE_PATTERN}$(?!\n)", max_length=limits.MAX_NAMESPACE)]
-_Resource = Annotated[str, Meta(extra_json_schema={"pattern": "^(shared|exclusive):"})]
+_Resource = Annotated[str, Meta(extra_json_schema={"pattern": "^(shared|exclusive|[0-9]{1,7}/[0-9]{1,7}):"})]
 Weight = (
     Annotated[int, Meta(gt=0, le=limits.MAX_WEIGHT)]
     | Annotated[

@@ -86,7 +86,8 @@ EXPENSIVE_S = 0.0005
 commands that follow wait for a later batch."""
 
 MANY_NAMES = 1_000
-"""Number of names of a request whose release is an expensive command."""
+"""Number of names of a request whose release is an expensive command, and of locked names that make a request for a subtree a
+slow command."""
 
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
@@ -335,8 +336,10 @@ class Dispatcher:
         elif type(command) is LargeRequest:
             self.limits.unchecked_below_id = 0  # so that the request is charged for its texts
             if command.request.details is not None:
-                self._request_special(now, connection, command.request)
-                return False
+                is_postponed = not may_be_slow and self._is_scan(command.request.details.subtrees)
+                if not is_postponed:
+                    self._request_special(now, connection, command.request)
+                return is_postponed
             item = Namespaced(self._namespace, command.request)
             self.execute(now, connection, iter((item,)), excess=excess_bytes(command.request))
         elif type(command) is ReleaseByRef:
@@ -369,6 +372,12 @@ class Dispatcher:
                 return self.execute(now, connection, iter((command,)), may_be_slow) is not None
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
+
+    def _is_scan(self, subtrees: tuple[str, ...]) -> bool:
+        """Return whether a request for these subtrees reads many locks: a subtree that is not in the table is compared with all locks."""
+        table = self._table
+        locked = len(table.uncontended) + len(table.resources)
+        return locked > MANY_NAMES and not all(map(table.subtrees.__contains__, subtrees))
 
     def _request_special(self, now: float, connection: Peer, request: Request) -> None:
         """Execute a request that names units or subtrees."""

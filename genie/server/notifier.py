@@ -264,7 +264,7 @@ class Notifier:
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
-        limit, entries = self.size.max_queue_entries, len(event.request.exclusive) + len(event.request.shared)
+        limit, entries = self.size.max_queue_entries, event.request.name_count()
         if self.manager.table.queue_entries + entries > limit:
             reason = f"too many waiting requests: all wait queues together have at most {limit} entries"
         else:

@@ -106,7 +106,7 @@ class SessionEnd:
             is_kept = len(requests) <= self._kept_count
             request = requests.pop()
             if request.state is not ENDED:
-                locks += len(request.exclusive) + len(request.shared)
+                locks += request.name_count()
                 (kept if is_kept else ended).append(request)
         return ended, kept, locks
 
@@ -144,7 +144,7 @@ class StateReport:
             if request.state is not ENDED:
                 requests.append(request)
                 if request.context.choice_digest is not None:
-                    left -= len(request.exclusive) + len(request.shared)
+                    left -= request.name_count()
         return replies, requests
 
 
@@ -312,7 +312,11 @@ def _parameters(request: Request) -> tuple[object, ...]:
     """Return the parameters by which requests with the same `ref` are compared, with the resources in any order."""
     # With `anyOf` the digest identifies the choices; the resources are the acquired ones.
     context = request.context
-    names = (sorted(request.shared), sorted(request.exclusive)) if context.choice_digest is None else None
+    names: tuple[object, ...] | None = None
+    if context.choice_digest is None:
+        names = sorted(request.shared), sorted(request.exclusive)
+        if request.units:  # other fingerprints stay as they are stored
+            names += (sorted(request.units.items()),)
     return (
         context.choice_digest,
         names,

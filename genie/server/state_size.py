@@ -141,7 +141,7 @@ class StateSize:
     def charge_again(self, request: Request, excess: int) -> None:
         """Charge a live request whose texts or names have changed, or that was loaded. `excess` are its `excess_bytes`."""
         self.credit_request(request.id, request.context.principal)
-        self.charge_request(request.id, request, len(request.exclusive) + len(request.shared), excess)
+        self.charge_request(request.id, request, request.name_count(), excess)
 
     def credit_request(self, id: int, principal: str | None) -> None:
         """Remove the charge of a request that has ended, if it has one."""
@@ -162,11 +162,11 @@ class StateSize:
 
     def begin_wait(self, request: Request) -> None:
         """Count the wait-queue entries of a request that begins to wait."""
-        add(self.queue_entries, request.context.principal, len(request.exclusive) + len(request.shared))
+        add(self.queue_entries, request.context.principal, request.name_count())
 
     def end_wait(self, request: Request) -> None:
         """Count the end of the wait of a request, which is granted or has ended."""
-        subtract(self.queue_entries, request.context.principal, len(request.exclusive) + len(request.shared))
+        subtract(self.queue_entries, request.context.principal, request.name_count())
 
     def queue_limit(self, principal: str) -> int:
         """Return the limit of all wait-queue entries with which a request of a principal stays within its share."""

@@ -179,3 +179,89 @@ async def test_a_principal_locks_and_inspects_only_subtrees_within_its_prefixes(
         assert [row["resource"] for row in first["blockers"]] == ["stock/**"]
         assert [row["resource"] for row in second["blockers"]] == ["accounts/1"]
         assert second["blockersTotal"] == 2
+
+
+async def test_a_retry_with_other_units_is_rejected(genie: Genie) -> None:
+    wire = await Wire.connect(genie.address)
+    wire.send("hello", session="secret-of-the-pool")
+    await wire.expect("welcome")
+    for ref, resource, other in ("u", "2/3:retry", "1/3:retry"), ("s", "exclusive:r/**", "shared:r/**"):
+        id_ = await wire.lock(resource, ref=ref)
+        wire.send("request", resources=[resource], ref=ref)
+        assert (await wire.expect("queued"))["id"] == id_
+        assert (await wire.expect("locked"))["id"] == id_
+        for state in ("held", "ended"):
+            if state == "ended":
+                await wire.release(id_)
+            wire.send("request", resources=[other], ref=ref)
+            assert (await wire.expect("error"))["code"] == "ref-conflict", state
+        wire.send("request", resources=[resource], ref=ref)
+        assert (await wire.expect("queued"))["id"] == id_
+        assert (await wire.expect("released"))["id"] == id_
+    wire.send("bye")
+    await wire.expect("bye")
+
+
+async def test_a_resumed_session_keeps_its_units_and_its_subtree_and_an_ended_one_releases_them(genie: Genie) -> None:
+    first, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    first.send("hello", session="secret-of-the-session")
+    await first.expect("welcome")
+    units = await first.lock("3/3:resumed", onDisconnect="release")
+    subtree = await first.lock("exclusive:resumed/**", onDisconnect="release")
+    waiting = await other.request("1/3:resumed", "shared:resumed/1")
+    await first.close()
+    second = await Wire.connect(genie.address)
+    second.send("hello", session="secret-of-the-session")
+    assert (await second.expect("welcome"))["resumed"]
+    assert [(await second.expect("locked"))["id"] for _ in range(2)] == [units, subtree]
+    second.send("bye")
+    assert (await other.expect("locked"))["id"] == waiting
+    await other.release(waiting)
+
+
+async def test_a_lost_connection_releases_its_units_and_leaves_the_queue_of_a_subtree(genie: Genie) -> None:
+    holder, lost, other = [await Wire.connect(genie.address) for _ in range(3)]
+    name = await holder.lock("exclusive:lost/1")
+    await lost.lock("1/1:lost", onDisconnect="release")
+    await lost.request("exclusive:lost/**", onDisconnect="release")
+    units = await other.request("1/1:lost")
+    below = await other.request("exclusive:lost/2")
+    await lost.close()
+    assert {(await other.expect("locked"))["id"] for _ in range(2)} == {units, below}
+    for wire, id_ in (holder, name), (other, units), (other, below):
+        await wire.release(id_)
+
+
+async def test_a_deadlock_says_the_units_that_are_waited_for(genie: Genie) -> None:
+    a, b = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = [await a.lock("2/3:dead", transactionName="A"), await b.lock("exclusive:dead/1", transactionName="B")]
+    a_waits = await a.request("exclusive:dead/**", transactionName="A")
+    b_waits = await b.request("2/3:dead", transactionName="B")
+    ended = await b.expect("released")
+    assert (ended["id"], ended["reason"], ended["cycle"]) == (b_waits, "deadlock", ["B", "A"])
+    assert ended["waits"] == [
+        {"resource": "dead", "waiter": b_waits, "holder": held[0], "units": 2, "of": 3},
+        {"resource": "dead/1", "waiter": a_waits, "holder": held[1]},
+    ]
+    await b.release(held[1])
+    assert (await a.expect("locked"))["id"] == a_waits
+    await a.release(a_waits)
+    await a.release(held[0])
+
+
+async def test_any_of_takes_units_that_fit_at_once(genie: Genie) -> None:
+    wire, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    full = await other.lock("2/2:choice/1")
+    wire.send("request", anyOf=["1/2:choice/1", "1/2:choice/2", "shared:choice/3"], target=2)
+    id_ = (await wire.expect("queued"))["id"]
+    assert sorted((await wire.expect("locked"))["resources"]) == ["choice/2", "choice/3"]
+    rows = (await inspect(other, id=id_))["holders"]
+    assert sorted(rows[0]["resources"]) == ["1/2:choice/2", "shared:choice/3"]
+    wire.send("request", anyOf=["1/2:choice/1", "2/2:choice/2"], target=2)
+    await wire.expect("queued")
+    ended = await wire.expect("released")
+    assert (ended["reason"], ended["free"], ended["locked"]) == ("insufficient", 0, 2)
+    wire.send("request", anyOf=["exclusive:choice/**"], target=1)
+    assert "must not name a subtree" in (await wire.expect("error"))["message"]
+    await wire.release(id_)
+    await other.release(full)

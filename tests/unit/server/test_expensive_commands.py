@@ -198,3 +198,40 @@ async def test_a_reload_executes_few_instructions_for_each_watch(world: World) -
     client.connection.principal = Principal("p", ("own/1",))
     assert revoke(client.connection)
     assert not world.pipeline._dispatcher.watches.prefixes
+
+
+async def test_a_request_for_a_subtree_that_is_compared_with_many_locks_is_a_slow_command(world: World) -> None:
+    holder, other = Client(world), Client(world)
+    for number in range(NAMES):
+        holder.send("request", resources=[f"exclusive:{number}"], transactionTimeout=FOREVER)
+    await world.settle()
+    scans = 0
+    clients = [Client(world) for _ in range(10)]
+    for client in clients:
+        for _ in range(3):
+            client.send("request", resources=["exclusive:**"], queueTimeout=0)
+
+    def count() -> int:
+        return sum(message["command"] == "released" for client in clients for message in client.received)
+
+    for _ in range(200):
+        before, pongs = count(), len(other.received)
+        other.send("ping")
+        for _ in range(3):  # until the batch is acknowledged
+            await asyncio.sleep(0)
+        assert count() - before <= 3, "one scan in an iteration"
+        assert len(other.received) > pongs
+        scans = count()
+        if scans == 3 * len(clients):
+            break
+    assert scans == 3 * len(clients)
+    # What needs no scan is no slow command: units, and a subtree that waits already.
+    other.send("request", resources=["exclusive:**"], transactionTimeout=FOREVER)
+    await world.settle()
+    quick = [Client(world) for _ in range(10)]
+    for client in quick:
+        client.send("request", resources=["shared:**"])
+        client.send("request", resources=["1/2:pool"])
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert [len([m for m in client.received if m["command"] == "queued"]) for client in quick] == [2] * len(quick)

@@ -174,6 +174,27 @@ def waiting_events(world: World) -> watch_events.WatchEvents:
     return world.pipeline._dispatcher.watch_events
 
 
+async def test_the_event_of_a_subtree_is_sent_once_to_each_watcher_in_several_iterations(
+    steps: list[int], world: World
+) -> None:
+    watching, holder = watchers(world, number=200), Client(world)
+    for number, client in enumerate(watching):
+        for prefix in (f"a/{number}", f"a/b/{number}", "c"):
+            client.send("watch", prefix=prefix)
+    await iterate(world, steps)
+    del steps[:]
+    steps.append(0)
+    holder.send("request", resources=["exclusive:a/**", "shared:a/b/**", "exclusive:d"])
+    holder.send("release", id=1)
+    await iterate(world, steps)
+    assert len(list(filter(None, steps))) > 3, "in slices"
+    assert max(steps) <= 2 * 200 + 20
+    for client in watching:
+        assert await events(world, client) == [
+            (state, subtree) for state in ("locked", "unlocked") for subtree in ("a/**", "a/b/**")
+        ]
+
+
 async def test_the_events_of_a_request_are_sent_in_several_iterations(steps: list[int], world: World) -> None:
     """Each name has other watchers. In the end nothing is held, so that nothing but the events sets the timer."""
     watching, holder = watchers(world, "", "a", "a/"), Client(world)
