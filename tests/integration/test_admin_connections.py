@@ -242,6 +242,7 @@ async def test_long_input_is_parsed_in_turns_after_short_input(monkeypatch: pyte
 
 async def test_a_connection_with_much_unparsed_input_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     abort, errors = Admitted.abort, list[object]()
+    parse, parsed_while_closing = web.RequestHandler.data_received, list[bool]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
 
     def abort_and_parse(connection: Admitted) -> None:
@@ -250,13 +251,22 @@ async def test_a_connection_with_much_unparsed_input_is_closed(monkeypatch: pyte
             connections, "PARSED_BYTES", PARSED_BYTES
         )  # in this iteration, before the connection is lost
 
+    def record(connection: web.RequestHandler, data: bytes) -> None:
+        parsed_while_closing.append(connection.transport is None or connection.transport.is_closing())
+        parse(connection, data)
+
+    monkeypatch.setattr(web.RequestHandler, "data_received", record)
     monkeypatch.setattr(connections, "FIRST_REQUEST_TIMEOUT_S", 10 * WAIT_S)
     monkeypatch.setattr(connections, "PARSED_BYTES", 0)
     monkeypatch.setattr(Admitted, "abort", abort_and_parse)
     async with admin_port() as (admin, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(CHUNKS + b"x" * (MAX_UNPARSED_BYTES - len(CHUNKS) + 1))
+        writer.write(CHUNKS)
         async with asyncio.timeout(WAIT_S):
+            turns = admin.connections.input_turns
+            while not turns._new:  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+            writer.write(b"x" * (MAX_UNPARSED_BYTES - len(CHUNKS) + 1 + PART_BYTES))
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
@@ -264,6 +274,7 @@ async def test_a_connection_with_much_unparsed_input_is_closed(monkeypatch: pyte
         writer.transport.abort()
     gc.collect()  # reports exceptions of tasks
     assert not errors
+    assert not any(parsed_while_closing)
 
 
 async def test_a_compressed_body_is_not_decompressed() -> None:
