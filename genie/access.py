@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hmac
-import os
 import re
 import tomllib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from stat import S_IROTH
 from typing import Any, Final
 
+from genie.files import read_regular_file
 from genie.lock_modes import is_subtree
 
 LOCK: Final = "lock"
@@ -158,9 +157,7 @@ def load_token_file(path: str, *, certificates_required: bool) -> TokenFile:
 
     """
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)  # one byte more shows that the file is too long
-            world_readable = bool(os.fstat(file.fileno()).st_mode & S_IROTH)
+        data, mode = read_regular_file(path, MAX_FILE_BYTES + 1)  # one byte more shows that the file is too long
         text = data.decode("utf-8-sig")  # accepts a byte order mark
     except OSError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {error.strerror or error}") from None
@@ -170,7 +167,7 @@ def load_token_file(path: str, *, certificates_required: bool) -> TokenFile:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE_BYTES} bytes")
     try:
         credentials = _parse_credentials(text, certificates_required=certificates_required)
-        return TokenFile(tuple(credentials), world_readable)
+        return TokenFile(tuple(credentials), bool(mode & S_IROTH))
     except ValueError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path}: {error}") from None
 

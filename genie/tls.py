@@ -7,8 +7,9 @@ import re
 import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
+
+from genie.files import read_regular_file
 
 MIN_VERSION = ssl.TLSVersion.TLSv1_2
 
@@ -60,7 +61,7 @@ def _check_pem(file: str, variable: str, *, marker: bytes, kind: str) -> None:
     `marker` is the end of the section's first line.
     """
     try:
-        content = Path(file).read_bytes()
+        content, _ = read_regular_file(file)
     except OSError as error:
         raise ValueError(f"{variable}: {file} can't be read: {error.strerror}") from None
     if marker not in content:
@@ -72,7 +73,7 @@ def certificate_expiry(file: str) -> float:
 
     Python decodes the certificates of peers only, so this function reads the field `validity` of the DER encoding itself.
     """
-    section = _PEM_CERTIFICATE.search(Path(file).read_bytes())
+    section = _PEM_CERTIFICATE.search(read_regular_file(file)[0])
     if section is None:
         raise ValueError(f"there is no certificate in {file}")
     der = base64.b64decode(section[1])

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from genie.cli.options import FILE_SOURCES, InvalidArgument, replace_variables_by_options, source_of
 from genie.config import GROUPS, SECRETS, Settings, file_key
+from genie.files import read_regular_file
 
 LEDGER = "ledger"
 """The section that describes a ledger for the application `genie-ledger`. The server ignores it."""
@@ -105,7 +106,7 @@ class Configuration:
 def read_document(path: str) -> dict[str, Any]:
     """Return the content of a TOML file. Raises ConfigurationError if the file can't be read, or is not TOML."""
     try:
-        return tomllib.loads(Path(path).read_bytes().decode())
+        return tomllib.loads(read_regular_file(path)[0].decode())
     except OSError as error:
         raise ConfigurationError([f"{path}: can't be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError:
