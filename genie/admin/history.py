@@ -74,7 +74,7 @@ async def _search(directory: Path, query: Query) -> Result:
 def _past_request(entry: Entry) -> models.PastRequest:
     return models.PastRequest(
         id=entry.id,
-        resources=[f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared],
+        resources=entry.locks,
         resources_total=entry.resources_total,
         mode=entry.mode or "",
         asked_at=or_unset(entry.asked_at),

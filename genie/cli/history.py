@@ -183,8 +183,8 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         ending = "not recorded"
     else:
         ending = "waits now" if entry.granted_at is None else "held now"
-    names = [f"exclusive:{name}" for name in entry.exclusive] + [f"shared:{name}" for name in entry.shared]
-    resources = join_names(names[:MAX_RESOURCES], len(names)) if names else "anyOf"
+    locks = entry.locks
+    resources = join_names(locks[:MAX_RESOURCES], len(locks)) if locks else "anyOf"
     owner = entry.transaction or entry.client or "-"
     if entry.note:
         owner += f" ({entry.note})"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from genie.core.context import NO_CONTEXT, Context
 from genie.core.model import Owner, Reason, Request, Weight
-from genie.lock_modes import Mode, UnitCount
+from genie.lock_modes import Mode, S, UnitCount, X, lock_text
 
 
 @dataclass(slots=True, init=False)
@@ -189,6 +189,11 @@ class Blocker:
     context: Context = NO_CONTEXT
     units: UnitCount | None = None
     """The units of the resource that it holds or waits for, if it is a counted one."""
+
+    @property
+    def lock(self) -> str:
+        """The lock that it holds or waits for, as clients write it."""
+        return lock_text(self.resource, X if self.mode is Mode.EXCLUSIVE else S, self.units)
 
 
 @dataclass(slots=True)

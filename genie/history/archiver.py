@@ -204,7 +204,7 @@ class _ArchiveWriter:
                 if type(line) is Released:
                     keys.pop(line.id, None)
             elif isinstance(line, Queued):
-                found = [key_of("r", name) for name in line.exclusive + line.shared]
+                found = [key_of("r", name) for name in line.names]
                 found += [
                     key_of(kind, name)
                     for kind, name in (("t", line.transaction), ("c", line.principal))

@@ -65,7 +65,7 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
     """Yield the label and the bars of one request, with its details as a tooltip."""
     label = entry.transaction or entry.note or entry.client or str(entry.id)
     shown = label if len(label) <= MAX_LABEL_LENGTH else label[: MAX_LABEL_LENGTH - 1] + "…"
-    tooltip = f"{entry.id} {' '.join([*entry.exclusive, *entry.shared])}" + (f" — {entry.note}" if entry.note else "")
+    tooltip = f"{entry.id} {' '.join(entry.locks)}" + (f" — {entry.note}" if entry.note else "")
     if entry.reason is not None:
         tooltip += f" — ended: {entry.reason}"
     elif entry.record_ends_at is not None:
@@ -76,7 +76,7 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         yield _bar("wait", x(entry.asked_at), x(entry.granted_at or end), y + 7, ROW_HEIGHT_PX - 14)
     if entry.granted_at is not None:
-        kind = "shared" if entry.mode == Mode.SHARED or not entry.exclusive else "held"
+        kind = "shared" if entry.mode == Mode.SHARED or not (entry.exclusive or entry.units) else "held"
         yield _bar(kind, x(entry.granted_at), x(end), y + 3, ROW_HEIGHT_PX - 6)
     if entry.reason not in (None, Reason.SUCCESS) and end <= until_ms:
         yield f'<rect class="lost" x="{x(end) - 1:.1f}" y="{y + 1}" width="3" height="{ROW_HEIGHT_PX - 2}"/>'

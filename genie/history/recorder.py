@@ -31,10 +31,12 @@ from genie.core import (
     shown_note,
 )
 from genie.core.deadlines import NEVER
+from genie.core.view import find_blockers
 from genie.history import records
 from genie.history.redaction import Redaction, redaction_key
 from genie.history.retention import Retention
 from genie.history.writer import HistoryWriter, clean_up_command, namespace_directory
+from genie.lock_modes import UnitCount
 
 JOINED_LINES: Final = 32
 """Number of stored lines that are joined together: so few that they are still in the processor's cache."""
@@ -60,6 +62,21 @@ log = structlog.get_logger()
 
 Positions = dict[str, tuple[float, int]]
 """Where a request waits in rearranged wait queues: negated priority and ticket by name."""
+
+_Fields = tuple[
+    int,
+    tuple[str, ...],
+    tuple[str, ...],
+    str | None,
+    float,
+    float,
+    float,
+    bool,
+    str | None,
+    str | None,
+    dict[str, UnitCount] | None,
+]
+"""The fields of a request in its line, up to its units."""
 
 
 class Recorder:
@@ -284,10 +301,8 @@ class Recorder:
             return records.Moved(at, event.request.id, _positions(event.request))
         return None
 
-    def _fields(
-        self, request: Request
-    ) -> tuple[int, tuple[str, ...], tuple[str, ...], str | None, float, float, float, bool, str | None, str | None]:
-        """Return the fields of a request up to its note.
+    def _fields(self, request: Request) -> _Fields:
+        """Return the fields of a request up to its units.
 
         With redaction, a request with `anyOf` has no note: it may name a redacted resource that it was not granted.
         """
@@ -302,6 +317,7 @@ class Recorder:
             request.release_on_disconnect,
             request.context.principal,
             None if self._redaction.prefixes and request.context.choice_digest is not None else shown_note(request),
+            request.units or None,
         )
 
 
@@ -314,6 +330,10 @@ def _first_blockers(manager: LockManager, request: Request) -> list[int]:
     """Return the ids of at most `MAX_WAITS_FOR` blockers of a waiting request: holders, or else the first waiters."""
     found: list[int] = []
     resources, owner = manager.table.resources, request.owner
+    if manager.table.specials:
+        blockers = find_blockers(manager.table, request, MAX_WAITS_FOR)[0]
+        ids = [blocker.id for blocker in sorted(blockers, key=lambda blocker: not blocker.held)]
+        return list(dict.fromkeys(ids))[:MAX_WAITS_FOR]
     for name, exclusive in request.modes():
         resource = resources.get(name)
         if resource is not None and (exclusive or resource.exclusive_count):

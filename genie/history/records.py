@@ -10,12 +10,14 @@ say what is not in the commands, such as the time. `RawDecoder` turns commands a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct, ValidationError, json
 
 from genie.core import Reason, Release, Request
 from genie.errors import Code, RequestRejected
+from genie.lock_modes import S, U, UnitCount, X, lock_text
 from genie.protocol import commands
 
 FORMAT: Final = 1
@@ -56,7 +58,19 @@ class Queued(_Event, tag="queued"):
     release_on_disconnect: bool = False
     principal: str | None = None
     note: str | None = None
+    units: dict[str, UnitCount] | None = None
+    """The units of counted resources, and their limits, by name. None instead of an empty dict."""
     waits_for: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names of the request, each once."""
+        return (*self.exclusive, *self.shared, *(self.units or ()))
+
+    @property
+    def locks(self) -> list[str]:
+        """The locks of the request as clients write them."""
+        return lock_texts(self.exclusive, self.shared, self.units)
 
 
 class Granted(Queued, tag="granted"):
@@ -172,6 +186,15 @@ _EVENT: Final = b'{"event":'
 """The beginning of all lines of the server. A client's command cannot begin like this: it would have an unknown field."""
 
 
+def lock_texts(exclusive: tuple[str, ...], shared: tuple[str, ...], units: Mapping[str, UnitCount] | None) -> list[str]:
+    """Return locks as clients write them, such as `exclusive:NAME` and `2/10:NAME`."""
+    return [
+        *(lock_text(name, X) for name in exclusive),
+        *(lock_text(name, S) for name in shared),
+        *(lock_text(name, U, each) for name, each in (units or {}).items()),
+    ]
+
+
 class UnreadableHistory(ValueError):
     """A file of the history is damaged, or was written by a version of Genie with another format."""
 
@@ -217,10 +240,7 @@ def command_line(command: Request | Release) -> bytes:
     if isinstance(command, Release):
         return RELEASE % command.id
     payload = {
-        "resources": [
-            *(f"exclusive:{name}" for name in command.exclusive),
-            *(f"shared:{name}" for name in command.shared),
-        ],
+        "resources": lock_texts(command.exclusive, command.shared, command.units),
         "queueTimeout": command.queue_timeout_ms,
         "transactionTimeout": command.transaction_timeout_ms,
         "transactionName": command.transaction,
@@ -327,6 +347,7 @@ class RawDecoder:
             command.release_on_disconnect,
             self._principal,
             self._note if command.context.note is None else command.context.note,
+            command.units or None,
         )
         self._next_id += 1
         if waits_for is not None:

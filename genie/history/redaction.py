@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from genie.history import records
+from genie.lock_modes import WHOLE_NAMESPACE, is_subtree
 
 KEY_BYTES: Final = 32
+SUBTREE_ENDING: Final = f"/{WHOLE_NAMESPACE}"
+"""The end of a subtree, which stays after the digest: the redacted name means a subtree, too."""
 
 
 def redaction_key(directory: Path, *, create: bool = True) -> bytes:
@@ -48,13 +51,15 @@ def recorded_names(directory: Path, name: str) -> set[str]:
         digest = name_digest(redaction_key(directory, create=False), name)
     except (OSError, ValueError):  # nothing is redacted, or the reader may not read the key
         return {name}
-    return {name, *(f"{name[:length]}{digest}" for length in range(1, len(name) + 1))}
+    ending = SUBTREE_ENDING if is_subtree(name) else ""
+    return {name, *(f"{name[:length]}{digest}{ending}" for length in range(1, len(name) + 1))}
 
 
 class Redaction:
     """Redacts the names that begin with one of the `prefixes`, and removes the notes of their requests.
 
-    Equal names stay equal, so a replay takes the same decisions.
+    Equal names stay equal, so a replay takes the same decisions. The subtree of all names with a redacted prefix is recorded
+    unchanged. Another subtree whose name is redacted contains no recorded name, so a replay may differ.
     """
 
     def __init__(self, prefixes: Sequence[str], key: bytes) -> None:
@@ -64,7 +69,10 @@ class Redaction:
         """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
         for prefix in self.prefixes:
             if name.startswith(prefix):
-                return prefix + name_digest(self._key, name)
+                if not is_subtree(name):
+                    return prefix + name_digest(self._key, name)
+                is_whole_prefix = name == prefix + WHOLE_NAMESPACE
+                return name if is_whole_prefix else prefix + name_digest(self._key, name) + SUBTREE_ENDING
         return name
 
     def redact_line(self, line: records.Line) -> records.Line:
@@ -73,10 +81,11 @@ class Redaction:
         if not self.prefixes:
             return line
         if isinstance(line, records.Queued):  # also Granted and Carried
-            names = line.exclusive, line.shared, line.transaction
+            names = line.names, line.transaction
             line.exclusive, line.shared = tuple(map(redact, line.exclusive)), tuple(map(redact, line.shared))
+            line.units = line.units and {redact(name): units for name, units in line.units.items()}
             line.transaction = None if line.transaction is None else redact(line.transaction)
-            if (line.exclusive, line.shared, line.transaction) != names:
+            if (line.names, line.transaction) != names:
                 line.note = None
         if isinstance(line, (records.Carried, records.Moved)) and line.positions is not None:
             line.positions = {redact(name): entry for name, entry in line.positions.items()}

@@ -32,7 +32,7 @@ from genie.core import (
 )
 from genie.core.deadlines import NEVER
 from genie.core.grant import is_available, is_immediately_grantable
-from genie.core.model import NO_TIMEOUT_MS
+from genie.core.model import NO_TIMEOUT_MS, details_of
 from genie.core.view import find_blockers
 from genie.history.records import WHY_MISSING, Carried, Extended, Gap, Granted, Line, Locked, Opened, Queued, Released
 
@@ -160,7 +160,7 @@ class Replay:
         if isinstance(line, Queued):
             if manager.table.find(line.id) is not None:
                 raise Diverged(line.at, f"{_describe_line(line)} is recorded twice")
-            if line.exclusive or line.shared:
+            if line.names:
                 manager.next_id = line.id
                 request = new_request(line)
                 command: core.Command = request
@@ -168,8 +168,7 @@ class Replay:
                     command = _granting_command(manager, request)
                     if not self.grants:
                         manager.next_fence = line.fence
-                names = line.exclusive + line.shared
-                self._step(command, line.at, f"request {describe_request(line)}", names)
+                self._step(command, line.at, f"request {describe_request(line)}", line.names)
         elif isinstance(line, Locked):
             if not self.grants:
                 manager.next_fence = line.fence
@@ -226,7 +225,7 @@ class Replay:
 
     def _confirm(self, line: Queued | Locked | Released) -> None:
         """Compare a recorded event with the next one that the lock manager produced."""
-        if isinstance(line, Queued) and not (line.exclusive or line.shared):
+        if isinstance(line, Queued) and not line.names:
             return
         if isinstance(line, (Granted, Locked)) and not self.grants:
             self._adjust_fences(line.fence)
@@ -264,12 +263,16 @@ def _granting_command(manager: LockManager, request: Request) -> core.Command:
     Only a request with `anyOf` may be granted beside earlier waiters. It is repeated with the granted names as its only choices.
     """
     request.owner = manager.next_id if request.transaction is None else request.transaction
-    choices = list(request.modes())
-    if is_immediately_grantable(manager.table, request) or not all(
-        is_available(manager.table, request.owner, name, exclusive) for name, exclusive in choices
+    choices, units = list(request.modes()), request.units
+    names_subtree = request.details is not None and request.details.subtrees
+    if (
+        names_subtree
+        or is_immediately_grantable(manager.table, request)
+        or not all(is_available(manager.table, request.owner, name, mode, units.get(name)) for name, mode in choices)
     ):
         return request
-    return Take(request, choices, [1] * len(choices), len(choices))
+    request.details = None  # set again by the grant
+    return Take(request, choices, [1] * len(choices), len(choices), units)
 
 
 def make_request(line: Carried) -> Request:
@@ -289,7 +292,7 @@ def make_request(line: Carried) -> Request:
 
 def new_request(line: Queued) -> Request:
     """Return a recorded request as a command."""
-    return Request(
+    request = Request(
         line.shared,
         line.exclusive,
         queue_timeout_ms=line.queue_timeout_ms,
@@ -300,14 +303,15 @@ def new_request(line: Queued) -> Request:
         origin=_ORIGIN,
         context=context_of(line.principal, line.note),
     )
+    request.details = details_of(line.shared, line.exclusive, line.units)
+    return request
 
 
 def describe_request(line: Queued) -> str:
     """Return a recorded request as text."""
-    names = [f"exclusive:{name}" for name in line.exclusive] + [f"shared:{name}" for name in line.shared]
     of = "" if line.transaction is None else f" of {line.transaction}"
     priority = f" with priority {line.priority:g}" if line.priority else ""
-    return f"{line.id}{of} for {' '.join(names)}{priority}"
+    return f"{line.id}{of} for {' '.join(line.locks)}{priority}"
 
 
 def _describe_line(line: Queued | Locked | Released) -> str:
@@ -323,8 +327,7 @@ def explain_wait(manager: LockManager, request: Request) -> list[str]:
     """Return why a waiting request is not granted: a line for each of its first blockers."""
     blockers, total = find_blockers(manager.table, request)
     lines = [
-        f"not granted: {blocker.transaction or blocker.id} {'holds' if blocker.held else 'is earlier in the queue for'} "
-        f"{blocker.mode}:{blocker.resource}"
+        f"not granted: {blocker.transaction or blocker.id} {'holds' if blocker.held else 'is earlier in the queue for'} {blocker.lock}"
         for blocker in blockers
     ]
     return lines if total == len(blockers) else [*lines, f"and {total - len(blockers)} more"]
@@ -373,14 +376,13 @@ class Change:
 
     def matches(self, line: Queued) -> bool:
         """Return whether a recorded request is one of those to change."""
-        names = line.exclusive + line.shared
         return (
             (
                 self.transaction is None
                 or (line.transaction is not None and fnmatchcase(line.transaction, self.transaction))
             )
             and (self.client is None or (line.principal is not None and fnmatchcase(line.principal, self.client)))
-            and (self.resource is None or any(fnmatchcase(name, self.resource) for name in names))
+            and (self.resource is None or any(fnmatchcase(name, self.resource) for name in line.names))
         )
 
 
@@ -474,7 +476,7 @@ def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
 def _record(line: Line, recorded: dict[int, _Recorded], *, was_live: bool) -> None:
     """Apply one line to the recorded requests."""
     if isinstance(line, Queued):
-        if line.id not in recorded and (line.exclusive or line.shared):
+        if line.id not in recorded and line.names:
             granted_at = line.at if isinstance(line, Granted) and line.fence else None
             recorded[line.id] = _Recorded(line, granted_at, was_live=was_live)
     elif isinstance(line, Locked) and line.id in recorded:

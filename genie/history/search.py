@@ -21,9 +21,11 @@ from typing import Final
 from msgspec import Struct, json
 
 from genie.core import Mode, Reason
-from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released
+from genie.core.special import possible_subtrees
+from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released, lock_texts
 from genie.history.redaction import recorded_names
 from genie.history.segments import GAP_KEY, Segment, is_recorded, key_of, last_at, list_segments
+from genie.lock_modes import UnitCount
 
 NICENESS: Final = 10
 """Niceness of the process of a search. On a busy processor the server gets ten times as much; with 19 a search would time out."""
@@ -38,6 +40,8 @@ ATTEMPTS: Final = 5
 
 class Query(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What to find: requests that match all given filters. Times are Unix ms.
+
+    `resource` matches the requests for this name, and those for a subtree that contains it.
 
     A request is in the window if it waited or held at any time from `since` to `until`. If more than `limit` requests match,
     the latest are returned.
@@ -73,6 +77,8 @@ class Entry(Struct, omit_defaults=True):
     fence: int = 0
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    units: dict[str, UnitCount] | None = None
+    """The units of counted resources, and their limits, by name."""
     mode: str | None = None
     """The mode in which the request asked for the resource of the query. None if the query has no resource."""
     transaction: str | None = None
@@ -97,6 +103,16 @@ class Entry(Struct, omit_defaults=True):
     def last_at(self) -> float | None:
         """When the request or its record ended. None if the request is live."""
         return self.record_ends_at if self.ended_at is None else self.ended_at
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The listed names of the request."""
+        return (*self.exclusive, *self.shared, *(self.units or ()))
+
+    @property
+    def locks(self) -> list[str]:
+        """The listed locks of the request as clients write them."""
+        return lock_texts(self.exclusive, self.shared, self.units)
 
 
 class Result(Struct, omit_defaults=True):
@@ -135,9 +151,8 @@ class _Search:
         self._gaps = 0
         self._first_stems = {each.term: each.stem for each in reversed(self._segments)}.values()
         """The names of the first file of each leadership. Live requests that are missing there are in no other file."""
-        self._resources, self._transactions = (
-            None if name is None else recorded_names(directory, name) for name in (query.resource, query.transaction)
-        )
+        self._resources = None if query.resource is None else _recorded_resources(directory, query.resource)
+        self._transactions = None if query.transaction is None else recorded_names(directory, query.transaction)
         clients = None if query.client is None else {query.client}
         self._keys = [
             [key_of(kind, name) for name in names]
@@ -163,7 +178,7 @@ class _Search:
             entries, more = entries[-self._limit :], True
         if self._resources is not None:
             for entry in entries:
-                entry.mode = str(Mode.SHARED if self._resources.isdisjoint(entry.exclusive) else Mode.EXCLUSIVE)
+                entry.mode = str(_mode(entry, self._resources))
         _name_waiters(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
         return Result(entries, more, self._gaps, self._begins_at())
 
@@ -218,7 +233,7 @@ class _Search:
         """Return whether a request matches the resource, the transaction and the client of the query."""
         client = self._query.client
         return (
-            (self._resources is None or not self._resources.isdisjoint(line.exclusive + line.shared))
+            (self._resources is None or not self._resources.isdisjoint(line.names))
             and (self._transactions is None or line.transaction in self._transactions)
             and (client is None or client == line.principal)
         )
@@ -259,9 +274,7 @@ class _Search:
         if not live:
             return
         if self._until < inf:
-            keys = [
-                key_of("r", name) for name in {name for each in live.values() for name in each.exclusive + each.shared}
-            ]
+            keys = [key_of("r", name) for name in {name for each in live.values() for name in each.names}]
             for segment in self._segments:
                 self._read_ends(self._lines_after_window(segment, keys), live, segment.term)
         recording = {segment.term for segment in list_segments(self._directory) if is_recorded(segment)}
@@ -319,6 +332,18 @@ class _Search:
         yield from segment.read_blocks(numbers)
 
 
+def _recorded_resources(directory: Path, resource: str) -> set[str]:
+    """Return all texts that may be recorded for a resource and for the subtrees that contain it."""
+    return {text for name in (resource, *possible_subtrees(resource)) for text in recorded_names(directory, name)}
+
+
+def _mode(entry: Entry, resources: set[str]) -> Mode:
+    """Return the strongest mode in which a request asked for one of the `resources`."""
+    if not resources.isdisjoint(entry.exclusive):
+        return Mode.EXCLUSIVE
+    return Mode.SHARED if resources.isdisjoint(entry.units or ()) else Mode.UNITS
+
+
 def _name_waiters(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
     """Add the transaction and the client to the `waited_for` of each entry. `names` has both by request id."""
     for entry in entries:
@@ -353,6 +378,7 @@ def _entry(line: Queued) -> Entry:
         line.id,
         exclusive=line.exclusive,
         shared=line.shared,
+        units=line.units,
         transaction=line.transaction,
         client=line.principal,
         note=line.note,
@@ -369,13 +395,12 @@ def _entry(line: Queued) -> Entry:
 
 def shorten(entry: Entry, first: Container[str]) -> int:
     """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferring those in `first`. Return how many it had."""
-    total = len(entry.exclusive) + len(entry.shared)
+    total = len(entry.names)
     if total > MAX_LISTED_RESOURCES:
-        names = [(name, True) for name in entry.exclusive] + [(name, False) for name in entry.shared]
-        names.sort(key=lambda each: each[0] not in first)
-        kept = names[:MAX_LISTED_RESOURCES]
-        entry.exclusive = tuple(name for name, exclusive in kept if exclusive)
-        entry.shared = tuple(name for name, exclusive in kept if not exclusive)
+        kept = set(sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES])
+        entry.exclusive = tuple(name for name in entry.exclusive if name in kept)
+        entry.shared = tuple(name for name in entry.shared if name in kept)
+        entry.units = {name: units for name, units in (entry.units or {}).items() if name in kept} or None
     return total
 
 
@@ -385,7 +410,7 @@ def main(arguments: list[str]) -> None:
         os.nice(NICENESS)
     directory, query = Path(arguments[0]), json.decode(sys.stdin.buffer.read(), type=Query)
     result = search(directory, query)
-    first = set() if query.resource is None else recorded_names(directory, query.resource)
+    first = set() if query.resource is None else _recorded_resources(directory, query.resource)
     for entry in result.requests:
         entry.resources_total = shorten(entry, first)
         entry.cycle = ()

@@ -16,10 +16,12 @@ from click.testing import CliRunner
 from genie.cli import main
 from genie.cli.history import TimeType, read_window
 from genie.core import Context, Disconnect, Expire, LockManager, Reason, Request
+from genie.core.model import details_of
 from genie.history import records
 from genie.history.archiver import archive_complete, delete_expired, shrink
 from genie.history.gantt import draw
 from genie.history.records import UnreadableHistory, decode
+from genie.history.redaction import Redaction, redaction_key
 from genie.history.retention import RESERVED_BYTES, Retention
 from genie.history.search import Query, search
 from genie.history.segments import list_segments
@@ -225,6 +227,42 @@ async def test_redacted_names_stay_equal_and_lose_their_notes(tmp_path, finish) 
     content = gzip.decompress(segment.path.read_bytes()) if segment.is_archived else segment.path.read_bytes()
     assert b"alice" not in content
     assert segment.path.stat().st_mode & 0o077 == 0
+
+
+async def test_units_and_subtrees_are_found_by_name_also_if_they_are_redacted(tmp_path, finish) -> None:
+    recording = Recording(tmp_path)
+    recording.recorder._redaction = Redaction(("secret/",), redaction_key(tmp_path))
+    locks = [
+        (["x/**"], {}),
+        (["secret/**"], {}),
+        (["secret/a/**"], {}),
+        (["x/1"], {"pool": (2, 3), "secret/pool": (1, 2)}),
+        ([], {"pool": (1, 3)}),
+    ]
+    requests = [Request((), tuple(names), transaction=f"t{n}") for n, (names, _) in enumerate(locks)]
+    for request, (_, units) in zip(requests, locks, strict=True):
+        request.details = details_of((), request.exclusive, units)
+        recording.step(request, 0)
+    finish(recording)
+
+    def find(resource: str) -> list[tuple[int, str | None]]:
+        return [(requests.index(by_id[entry.id]), entry.mode) for entry in found(tmp_path, resource=resource)]
+
+    by_id = {request.id: request for request in requests}
+    assert find("pool") == [(3, "units"), (4, "units")]
+    assert find("x/1") == [(0, "exclusive"), (3, "exclusive")]
+    assert find("x/**") == [(0, "exclusive")]
+    assert find("secret/pool") == [(1, "exclusive"), (3, "units")]
+    assert find("secret/**") == [(1, "exclusive")]
+    assert find("secret/a/b") == [(1, "exclusive"), (2, "exclusive")]
+    assert found(tmp_path, transaction="t4")[0].locks == ["1/3:pool"]
+    content = b"".join(
+        gzip.decompress(segment.path.read_bytes()) if segment.is_archived else segment.path.read_bytes()
+        for segment in list_segments(tmp_path)
+    )
+    assert b"secret/pool" not in content
+    assert b"secret/a" not in content
+    assert b'"secret/**"' in content
 
 
 async def test_a_file_that_a_server_writes_is_searched_and_not_archived(tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 
 from genie.cli import main
 from genie.core import Context, Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
+from genie.core.model import details_of
 from genie.history.archiver import archive_complete
 from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
@@ -25,8 +27,11 @@ def lines_of(directory: Path) -> list[Line]:
     return list(chain.from_iterable(recorded_terms(directory, 0, 1e18)))
 
 
-def run_randomly(recording: Recording, seed: int, steps: int) -> None:
-    """Execute random commands of every kind on a few names, so that there are waits, deadlocks and rearrangements."""
+def run_randomly(recording: Recording, seed: int, steps: int, names: Sequence[str] = "abcdef") -> None:
+    """Execute random commands of every kind on a few names, so that there are waits, deadlocks and rearrangements.
+
+    Names other than subtrees are also requested as units, if there are subtrees among the names.
+    """
     random = Random(seed)  # noqa: S311 - not a secret
     live: list[Request] = []
     now = 0.0
@@ -35,11 +40,16 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
         live = [request for request in live if recording.manager.table.find(request.id)]
         kind = random.random()
         if kind < 0.55 or not live:
-            names = random.sample("abcdef", random.randint(1, 3))
-            split = random.randint(0, len(names))
+            sample = random.sample(names, random.randint(1, 3))
+            units = {}
+            if len(names) > 6 and random.random() < 0.5:
+                units = {name: (random.randint(1, 3), random.randint(3, 4)) for name in sample if name[-1] != "*"}
+            shared, exclusive = [], []
+            for name in (name for name in sample if name not in units):
+                random.choice([shared, exclusive, exclusive]).append(name)
             request = Request(
-                tuple(names[:split]),
-                tuple(names[split:]),
+                tuple(shared),
+                tuple(exclusive),
                 random.choice([0, 5, 50, 10_000]),
                 random.choice([20, 200, 10_000]),
                 random.choice([None, "t1", "t2", "t3"]),
@@ -49,6 +59,7 @@ def run_randomly(recording: Recording, seed: int, steps: int) -> None:
                     random.choice([None, None, "billing", "reports"]), random.choice([None, None, "nightly"])
                 ),
             )
+            request.details = details_of(request.shared, request.exclusive, units)
             recording.step(request, now)
             live.append(request)
         elif kind < 0.85:
@@ -68,10 +79,15 @@ class FullLockManager(LockManager):
         return super().request(request, now, max_queue_entries)
 
 
-@pytest.mark.parametrize("redacted", [(), ("a", "t")], ids=["plain", "redacted"])
-@pytest.mark.parametrize("seed", range(20))
+ALL_KINDS = ["a", "x/1", "x/2", "x/y/1", "x/y/2", "x/**", "x/y/**", "**"]
+"""Names, and subtrees that contain some of them."""
+
+
+@pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
+@pytest.mark.parametrize("redacted", [(), ("a", "t", "x/y")], ids=["plain", "redacted"])
+@pytest.mark.parametrize("seed", range(12))
 async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...], names: Sequence[str]
 ) -> None:
     monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 10_000)
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
@@ -80,34 +96,43 @@ async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
         directory = tmp_path / str(as_lines)
         manager = FullLockManager(unix_offset_ms=T0)
         recording = Recording(directory, redacted, manager, as_lines=as_lines)
-        run_randomly(recording, seed, 500)
+        run_randomly(recording, seed, 500, names)
         recording.stop()
         assert len(list_segments(directory)) > 2
         recorded.append([line for line in lines_of(directory) if not isinstance(line, Opened)])
     assert recorded[0] == recorded[1]
-    assert sum(isinstance(line, Granted) for line in recorded[0]) > 50
+    assert sum(isinstance(line, Granted) for line in recorded[0]) > 20
 
 
-@pytest.mark.parametrize("seed", range(20))
-async def test_random_steps_are_repeated_exactly(tmp_path: Path, seed: int) -> None:
-    recording = Recording(tmp_path, as_lines=True)
-    run_randomly(recording, seed, 400)
+@pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
+@pytest.mark.parametrize("redacted", [(), ("x/",)], ids=["plain", "redacted"])
+@pytest.mark.parametrize("seed", range(12))
+async def test_random_steps_are_repeated_exactly(
+    tmp_path: Path, seed: int, redacted: tuple[str, ...], names: Sequence[str]
+) -> None:
+    if redacted:
+        names = [name for name in names if name != "x/y/**"]  # the redacted subtree contains no redacted name
+    recording = Recording(tmp_path, redacted, as_lines=True)
+    run_randomly(recording, seed, 400, names)
     recording.stop()
     lines = lines_of(tmp_path)
     replay = Replay()
     replay.run(lines)
-    assert replay.grants == sum(isinstance(line, Locked | Granted) for line in lines) > 50
+    assert replay.grants == sum(isinstance(line, Locked | Granted) for line in lines) > 20
     assert replay.ends == sum(isinstance(line, Released) for line in lines) > 50
     assert dict(replay.manager.table.held).keys() == recording.manager.table.held.keys()
     assert dict(replay.manager.table.waiting).keys() == recording.manager.table.waiting.keys()
 
 
+@pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_replay_begins_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_a_replay_begins_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, names: Sequence[str]
+) -> None:
     monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 10_000)
     monkeypatch.setattr("genie.history.recorder.WRITTEN_BYTES", 2_000)
     recording = Recording(tmp_path, as_lines=True)
-    run_randomly(recording, seed, 600)
+    run_randomly(recording, seed, 600, names)
     recording.stop()
     archive_complete(tmp_path)
     whole, segments = lines_of(tmp_path), list_segments(tmp_path)
