@@ -41,6 +41,14 @@ FIRST_BELIEF_SEED = 4_000_000
 """From this seed on, all clients use the library, hold locks for long, and record which locks they consider held; see
 `beliefs.py`. Connections become half-open, or lose the bytes of one direction. Every fourth scenario has three Redis servers."""
 
+FIRST_LOCK_KINDS_SEED = 5_000_000
+"""From this seed on, clients also ask for units of counted resources and for subtrees. In all other respects, the scenarios are
+those from `FIRST_V1_FEATURES_SEED` on."""
+
+NAMES_OF_ALL_KINDS = ("a/1", "a/2", "a/b/1", "a/b/2", "c")
+SUBTREES = ("a/**", "a/b/**", "**")
+"""The resources of scenarios with all kinds of locks: names at several depths, and the subtrees that contain some of them."""
+
 HALF_OPEN = ("half-open a connection", "cut one direction")
 """Additional faults for scenarios whose clients record which locks they consider held."""
 
@@ -72,6 +80,8 @@ class Scenario:
     """Whether some requests have `anyOf`."""
     v1_features: bool = False
     """Whether clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
+    lock_kinds: bool = False
+    """Whether clients ask for units and subtrees; see `FIRST_LOCK_KINDS_SEED`."""
     beliefs: bool = False
     """Whether library clients record which locks they consider held; see `FIRST_BELIEF_SEED`."""
     max_live_requests: int = 6
@@ -99,7 +109,7 @@ def scenario_of(seed: int) -> Scenario:
     Each scenario has only some of the faults, so that the faults are combined in many ways. Parameters for replicated Redis
     are drawn from a second generator, so that the scenarios of the older seeds stay the same.
     """
-    if seed >= FIRST_BELIEF_SEED:
+    if FIRST_BELIEF_SEED <= seed < FIRST_LOCK_KINDS_SEED:
         return _belief_scenario_of(seed)
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
@@ -127,7 +137,7 @@ def scenario_of(seed: int) -> Scenario:
         wire_client_count=wire_client_count,
         session_client_count=session_client_count,
         library_client_count=library_client_count,
-        resources=list("abcdef"[: random.choice([1, 2, 3, 3, 4, 6])]),
+        resources=_resources_of(seed, random.choice([1, 2, 3, 3, 4, 6])),
         shared_ratio=random.choice([0.0, 0.3, 0.6]),
         transactions=random.random() < 0.6,
         priorities=random.random() < 0.5,
@@ -139,10 +149,20 @@ def scenario_of(seed: int) -> Scenario:
         slow_ratio=random.choice([0.0, 0.02, 0.1]),
         any_of=any_of,
         v1_features=v1_features,
+        lock_kinds=seed >= FIRST_LOCK_KINDS_SEED,
         redis_count=3 if replicated else 1,
         min_replicas=replicated_random.choice([0, 0, 1]) if replicated else 0,
         max_lag_s=replicated_random.choice([0.0, 0.005, 0.1, 1.0]) if replicated else 0.0,
     )
+
+
+def _resources_of(seed: int, count: int) -> list[str]:
+    """Return the resources of a scenario: `count` names, or names of all kinds."""
+    if seed < FIRST_LOCK_KINDS_SEED:
+        return list("abcdef"[:count])
+    random = Random(f"{seed} resources")
+    names = random.sample(NAMES_OF_ALL_KINDS, min(count, len(NAMES_OF_ALL_KINDS)))
+    return names + random.sample(SUBTREES, random.choice([0, 1, 1, 2, 3]))
 
 
 def _belief_scenario_of(seed: int) -> Scenario:
@@ -218,14 +238,18 @@ class Workload:
         self._v1_random = v1_random if scenario.v1_features else None
 
     def resources(self) -> list[str]:
-        """Return one to three random resources with modes, as `exclusive:NAME` or `shared:NAME`."""
+        """Return one to three random resources with modes: `exclusive:NAME`, `shared:NAME`, or units as `2/3:NAME`."""
         random, scenario = self.random, self.scenario
         count = min(random.choice([1, 1, 1, 2, 2, 3]), len(scenario.resources))
-        shared = scenario.shared_ratio
-        return [
-            ("shared:" if random.random() < shared else "exclusive:") + name
-            for name in random.sample(scenario.resources, count)
-        ]
+        return [self._lock(name) for name in random.sample(scenario.resources, count)]
+
+    def _lock(self, name: str) -> str:
+        """Return a lock on a resource in a random mode."""
+        random, scenario = self.random, self.scenario
+        if scenario.lock_kinds and not name.endswith("**") and random.random() < 0.4:
+            limit = random.choice([2, 3, 3, 4])
+            return f"{random.randint(1, limit)}/{limit}:{name}"
+        return ("shared:" if random.random() < scenario.shared_ratio else "exclusive:") + name
 
     def transaction(self, client: str) -> str | None:
         """Return a random transaction name for a request of `client`, or None for a request without a transaction.
@@ -276,11 +300,10 @@ class Workload:
     def any_of_request(self, client: str) -> dict[str, Any]:
         """Return the payload of a random `request` with `anyOf`, without its `ref`."""
         random, scenario = self.random, self.scenario
-        names = random.sample(scenario.resources, random.randint(1, len(scenario.resources)))
+        choices = [name for name in scenario.resources if not name.endswith("**")]
+        names = random.sample(choices, random.randint(1, len(choices)))
         payload: dict[str, Any] = {
-            "anyOf": [
-                ("shared:" if random.random() < scenario.shared_ratio else "exclusive:") + name for name in names
-            ],
+            "anyOf": [self._lock(name) for name in names],
             "target": random.choice([2, 2, 4, 5]),
             "transactionTimeout": random.choice([20, 300, 1_000, 3_000, 12_000]),
         }

@@ -10,7 +10,13 @@ import click
 
 from simulator.checkers import check
 from simulator.cluster import Cluster
-from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED, scenario_of
+from simulator.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_LOCK_KINDS_SEED,
+    FIRST_REPLICATED_SEED,
+    scenario_of,
+)
 
 
 def run(seed: int) -> tuple[Cluster, list[str]]:
@@ -24,13 +30,14 @@ def run(seed: int) -> tuple[Cluster, list[str]]:
 
 
 def seeds_of_all_kinds() -> Iterator[int]:
-    """Yield an endless sequence of seeds, alternating between four kinds of scenarios.
+    """Yield an endless sequence of seeds, alternating between five kinds of scenarios.
 
-    The kinds are plain scenarios, scenarios with `anyOf` requests, scenarios with three Redis servers, and scenarios with
-    half-open connections and clients that record which locks they consider held.
+    The kinds are plain scenarios, scenarios with `anyOf` requests, scenarios with three Redis servers, scenarios with
+    half-open connections and clients that record which locks they consider held, and scenarios with units and subtrees.
     """
+    first = 1, FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_BELIEF_SEED, FIRST_LOCK_KINDS_SEED
     for number in itertools.count():
-        yield from (1 + number, FIRST_ANY_OF_SEED + number, FIRST_REPLICATED_SEED + number, FIRST_BELIEF_SEED + number)
+        yield from (seed + number for seed in first)
 
 
 @click.command()

@@ -152,7 +152,7 @@ class Notifier:
             self.watch_events.publish(request, "locked")
 
     def on_taken(self, event: core.Taken, requester: Outbound | None, ref: str | None, now: float) -> None:
-        """Send `queued` and `locked` for a request with `anyOf`, which is granted immediately."""
+        """Send `queued` and `locked` for a request with `anyOf`, units or subtrees that is granted immediately."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.add_granted(request)
@@ -161,7 +161,8 @@ class Notifier:
         self.outcome.store(request)
         if request.ref is None or not session.quiet:
             self.outcome.send(requester, replies.queued(request))
-        self.outcome.send(requester, replies.taken(request))
+        chose = request.context.choice_digest is not None
+        self.outcome.send(requester, replies.taken(request) if chose else replies.locked(request))
         if self._watched:
             self.watch_events.publish(request, "locked")
 

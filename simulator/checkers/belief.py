@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from genie.testing.simulation.history import Entry, Message
 from simulator.beliefs import Belief
-from simulator.checkers.model import Checker, Model, stored_modes
+from simulator.checkers.model import Checker, Model, exclude, overlap, stored_modes
 from simulator.history import BELIEF, STORE
 
 
@@ -56,7 +56,11 @@ class BeliefChecker(Checker):
             for other_id, other in self.model.records.items()
             if _is_held(other)
             and other.get("transaction", other_id) != owner
-            and any("exclusive" in (mode, modes[name]) for name, mode in stored_modes(other).items() if name in modes)
+            and any(
+                overlap(name, own_name) and exclude(mode, own_mode)
+                for name, mode in stored_modes(other).items()
+                for own_name, own_mode in modes.items()
+            )
         ]
         return f", and {', '.join(map(str, holders))} holds its resources" if holders else ""
 

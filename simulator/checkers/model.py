@@ -370,7 +370,10 @@ class Model:
 
 
 def modes(resources: Any) -> dict[str, str]:
-    """Return the mode of each name in a list of `MODE:NAME`. A name that is listed with both modes is exclusive."""
+    """Return the mode of each name in a list of `MODE:NAME`: `shared`, `exclusive`, or units and their limit as `2/10`.
+
+    A name that is listed as shared and exclusive is exclusive.
+    """
     modes_by_name: dict[str, str] = {}
     for resource in resources:
         mode, _, name = resource.partition(":")
@@ -380,8 +383,33 @@ def modes(resources: Any) -> dict[str, str]:
 
 
 def stored_modes(record: Message) -> dict[str, str]:
-    """Return the mode of each resource in a stored record."""
-    return dict.fromkeys(record.get("shared", ()), "shared") | dict.fromkeys(record.get("exclusive", ()), "exclusive")
+    """Return the mode of each resource in a stored record, like `modes`."""
+    units = record.get("details", {}).get("units", {})
+    return (
+        dict.fromkeys(record.get("shared", ()), "shared")
+        | dict.fromkeys(record.get("exclusive", ()), "exclusive")
+        | {name: f"{count}/{limit}" for name, (count, limit) in units.items()}
+    )
+
+
+def units_of(mode: str) -> tuple[int, int]:
+    """Return the units and the limit of a mode, or (0, 0) if it is `shared` or `exclusive`."""
+    units, _, limit = mode.partition("/")
+    return (int(units), int(limit)) if limit else (0, 0)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether two names are equal, or one of them is a subtree that contains the other."""
+    return one == other or _contains(one, other) or _contains(other, one)
+
+
+def _contains(subtree: str, name: str) -> bool:
+    return (subtree == "**" or subtree.endswith("/**")) and name.startswith(subtree.removesuffix("**"))
+
+
+def exclude(one: str, other: str) -> bool:
+    """Return whether locks in two modes exclude each other where their names overlap. Units are counted instead."""
+    return not (one == other == "shared" or (units_of(one)[0] and units_of(other)[0]))
 
 
 class Checker:

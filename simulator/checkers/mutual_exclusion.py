@@ -10,7 +10,10 @@ from simulator.checkers.model import (
     HeldLock,
     Model,
     RequestHistory,
+    exclude,
+    overlap,
     stored_modes,
+    units_of,
 )
 from simulator.history import STORE, Change
 
@@ -20,8 +23,8 @@ class LockChecker(Checker):
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
-        self._holders: dict[str, dict[int, tuple[str | int, str]]] = {}
-        """The holders of each resource: the owner and the mode by request id."""
+        self._holders: dict[str, dict[int, tuple[str | int, str, int]]] = {}
+        """The holders of each resource: the owner, the mode and the fencing token by request id."""
         self._highest_fence = 0
         """The greatest fencing token so far."""
         self._granted: set[int] = set()
@@ -77,14 +80,26 @@ class LockChecker(Checker):
     # -- inside -------------------------------------------------------------------------------------------
 
     def _add_holder(self, id: int, record: Message, entry: Entry) -> None:
-        """Add a request to the holders of its resources, and check that the request conflicts with no other holder."""
-        owner = record.get("transaction", id)
+        """Add a request to the holders of its resources, and check that the request conflicts with no other holder.
+
+        Its units must fit beside those of the holders that were granted before. Later ones may have a greater limit.
+        """
+        owner, fence = record.get("transaction", id), record["fence"]
         for name, mode in stored_modes(record).items():
+            others = [(other_name, *item) for other_name, held in self._holders.items() for item in held.items()]
+            for other_name, other_id, (other_owner, other_mode, _) in others:
+                if other_id != id and other_owner != owner and overlap(name, other_name) and exclude(mode, other_mode):
+                    self.model.add_violation(
+                        entry.at, f"{id} and {other_id} both hold {name}, {mode} and {other_mode} of {other_name}"
+                    )
             holders = self._holders.setdefault(name, {})
-            for other_id, (other_owner, other_mode) in holders.items():
-                if other_id != id and other_owner != owner and "exclusive" in (mode, other_mode):
-                    self.model.add_violation(entry.at, f"{id} and {other_id} both hold {name}, {mode} and {other_mode}")
-            holders[id] = owner, mode
+            units, limit = units_of(mode)
+            in_use = sum(
+                units_of(other_mode)[0] for _, other_mode, other_fence in holders.values() if other_fence < fence
+            )
+            if units and id not in self._granted and in_use + units > limit:
+                self.model.add_violation(entry.at, f"{id} holds {mode} of {name}, of which {in_use} were in use")
+            holders[id] = owner, mode, fence
 
     def _remove_holder(self, id: int, record: Message) -> None:
         """Remove a request from the holders of the resources in its record."""
@@ -217,7 +232,9 @@ class FairnessChecker(Checker):
         waits.sort(key=lambda wait: wait[0].id)
         for index, (first, first_modes, earlier_lock) in enumerate(waits):
             for second, second_modes, later_lock in waits[index + 1 :]:
-                if not _conflict(first_modes, second_modes):
+                # A later request for units may be granted first if it leaves room, but not before one that needs nothing else.
+                ahead = first_modes if _priority(first) >= _priority(second) else second_modes
+                if not _conflict(first_modes, second_modes, count_units=len(ahead) == 1):
                     continue
                 if _priority(first) >= _priority(second):
                     self._check_pair(first, earlier_lock, second, later_lock, since=None)
@@ -284,26 +301,41 @@ class FairnessChecker(Checker):
         """
         model, name, waiter_id, holder_id = self.model, wait["resource"], wait["waiter"], wait["holder"]
         waiting, lock = model.requests.get(waiter_id), model.locks.get(holder_id)
-        wanted = None if waiting is None else waiting.modes.get(name)
-        if waiting is not None and (waiting.owner != waiter or wanted is None):
+        wanted = None if waiting is None else _overlapping(waiting.modes, name)
+        if waiting is not None and (waiting.owner != waiter or not wanted):
             return f"{waiter_id} does not wait for {name} as {waiter}"
+        if waiter == holder:
+            alone = waiting is None or units_of(waiting.modes.get(name, ""))[0]
+            return "" if alone else f"{waiter_id} waits for its own {name}"
         if lock is None:
             if holder_id in model.requests and model.requests[holder_id].fence:
                 return ""  # granted and released within this batch
             return f"{holder_id} was never held"
-        held_mode = stored_modes(lock.record).get(name)
-        if held_mode is None or lock.record.get("transaction") != holder:
+        held = _overlapping(stored_modes(lock.record), name)
+        if not held or lock.record.get("transaction") != holder:
             return f"{holder_id} does not hold {name} as {holder}"
-        if wanted is not None and "exclusive" not in (wanted, held_mode):
-            return f"{waiter_id} and {holder_id} do not conflict on {name}: {wanted} and {held_mode}"
+        if wanted is not None and not _conflict(wanted, held, count_units=True):
+            return f"{waiter_id} and {holder_id} do not conflict on {name}: {wanted} and {held}"
         if lock.ended_at is not None and lock.ended_at < victim.sent_at:
             return f"{holder_id} had ended before"
         return "" if lock.stored_at <= at else f"{holder_id} was granted later"
 
 
-def _conflict(one: dict[str, str], other: dict[str, str]) -> bool:
-    """Return whether two requests conflict; the arguments are the modes of their resources."""
-    return any("exclusive" in (mode, other[name]) for name, mode in one.items() if name in other)
+def _conflict(one: dict[str, str], other: dict[str, str], *, count_units: bool = False) -> bool:
+    """Return whether two requests conflict; the arguments are the modes of their resources.
+
+    `count_units`: units of the same resource count as a conflict.
+    """
+    return any(
+        overlap(name, other_name) and (exclude(mode, other_mode) or (count_units and "/" in mode and "/" in other_mode))
+        for name, mode in one.items()
+        for other_name, other_mode in other.items()
+    )
+
+
+def _overlapping(modes: dict[str, str], name: str) -> dict[str, str]:
+    """Return those of the modes whose resources overlap with `name`."""
+    return {each: mode for each, mode in modes.items() if overlap(each, name)}
 
 
 def _priority(request: RequestHistory) -> float:

@@ -8,7 +8,13 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
+from simulator.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_LOCK_KINDS_SEED,
+    FIRST_REPLICATED_SEED,
+    FIRST_V1_FEATURES_SEED,
+)
 from simulator.soak import run
 
 COUNT = 30
@@ -20,6 +26,8 @@ FEATURED_COUNT = 20
 """Additional seeds with clients that use bye, quiet, notes and release by ref."""
 BELIEF_COUNT = 24
 """Additional seeds with half-open connections, and clients that record which locks they consider held."""
+LOCK_KINDS_COUNT = 30
+"""Additional seeds with units and subtrees."""
 PROCESSES = 2
 
 REGRESSION_SEEDS = [
@@ -86,6 +94,7 @@ def test_no_seed_has_a_violation() -> None:
     )
     more += (*range(FIRST_V1_FEATURES_SEED, FIRST_V1_FEATURES_SEED + FEATURED_COUNT),)
     more += (*range(FIRST_BELIEF_SEED, FIRST_BELIEF_SEED + BELIEF_COUNT),)
+    more += (*range(FIRST_LOCK_KINDS_SEED, FIRST_LOCK_KINDS_SEED + LOCK_KINDS_COUNT),)
     seeds = sorted({*range(1, COUNT + 1), *REGRESSION_SEEDS, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(violations_of, seeds, chunksize=5) if found]
