@@ -109,6 +109,20 @@ func Exclusive(name string) string { return "exclusive:" + name }
 // Shared returns the resource that shares a name with other shared locks.
 func Shared(name string) string { return "shared:" + name }
 
+// Units returns the resource that locks n units of a name, of which at most limit are in use at once: "2/10:licences".
+// The limit is not declared elsewhere. The server rejects a request unless 1 <= n <= limit <= 1,000,000.
+func Units(name string, n, limit int) string { return fmt.Sprintf("%d/%d:%s", n, limit, name) }
+
+// Subtree returns the resource that locks all names exclusively that begin with prefix, existing and future ones. The prefix
+// ends with a slash, which is added if it is missing; the empty prefix stands for all names. Shared("accounts/**") is the
+// shared lock.
+func Subtree(prefix string) string {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		prefix += "/"
+	}
+	return Exclusive(prefix + "**")
+}
+
 // Dial connects to the leader of the servers. It tries until ConnectTimeout, and then fails with ErrUnavailable. If the
 // servers reject the token or the namespace, it fails at once with a *RejectedError. See Config.Lazy.
 func Dial(ctx context.Context, config Config) (*Client, error) {
@@ -210,7 +224,8 @@ func (c *Client) Shutdown(ctx context.Context) error {
 }
 
 // Acquire waits until all of the resources can be locked at once. A resource is "exclusive:NAME",
-// "shared:NAME", or a NAME without a colon, which is exclusive. If ctx ends first, the request is cancelled.
+// "shared:NAME", or a NAME without a colon, which is exclusive; Units and Subtree return further ones. If ctx ends first, the
+// request is cancelled.
 func (c *Client) Acquire(ctx context.Context, resources []string, opts ...Option) (*Lock, error) {
 	return c.acquire(ctx, &fields{Resources: withModes(resources)}, opts)
 }

@@ -1195,22 +1195,22 @@ func TestWatchResynchronizes(t *testing.T) {
 		}
 	}
 	next(Change{State: "resync"})
-	next(Change{"locked", "t/1", "exclusive", 1, "x", false})
+	next(Change{State: "locked", Resource: "t/1", Mode: "exclusive", ID: 1, Transaction: "x"})
 	p.send(`{"command":"event","payload":{"state":"locked","resource":"t/2","mode":"shared","id":2}}`,
 		`{"command":"event","payload":{"state":"locked","resource":"u/2","mode":"shared","id":2}}`,
 		`{"command":"event","payload":{"state":"unlocked","resource":"t/1","mode":"exclusive","id":1}}`)
-	next(Change{"locked", "t/2", "shared", 2, "", false})
-	next(Change{"unlocked", "t/1", "exclusive", 1, "x", false})
+	next(Change{State: "locked", Resource: "t/2", Mode: "shared", ID: 2, Transaction: ""})
+	next(Change{State: "unlocked", Resource: "t/1", Mode: "exclusive", ID: 1, Transaction: "x"})
 	p.send(`{"command":"event","payload":{"state":"lagged"}}`)
 	watching(p, `{"resource":"t/2","mode":"exclusive","id":3}`)
 	next(Change{State: "resync"})
-	next(Change{"unlocked", "t/2", "shared", 2, "", false})
-	next(Change{"locked", "t/2", "exclusive", 3, "", false})
+	next(Change{State: "unlocked", Resource: "t/2", Mode: "shared", ID: 2, Transaction: ""})
+	next(Change{State: "locked", Resource: "t/2", Mode: "exclusive", ID: 3, Transaction: ""})
 	p.Close()
 	p = f.handshake(true)
 	watching(p, "")
 	next(Change{State: "resync"})
-	next(Change{"unlocked", "t/2", "exclusive", 3, "", false})
+	next(Change{State: "unlocked", Resource: "t/2", Mode: "exclusive", ID: 3, Transaction: ""})
 	waits := start(func() (Change, error) { return watch.Next(background) })
 	watch.Close()
 	_, err = waits()
@@ -1249,9 +1249,9 @@ func TestATruncatedWatch(t *testing.T) {
 	next(Change{State: "resync", Truncated: true})
 	p.send(`{"command":"event","payload":{"state":"locked","resource":"b","mode":"exclusive","id":3,"transactionName":"x"}}`,
 		`{"command":"event","payload":{"state":"locked","resource":"a","mode":"exclusive","id":4}}`)
-	next(Change{"locked", "b", "exclusive", 3, "x", false})
-	next(Change{"unlocked", "a", "shared", 1, "", false})
-	next(Change{"locked", "a", "exclusive", 4, "", false})
+	next(Change{State: "locked", Resource: "b", Mode: "exclusive", ID: 3, Transaction: "x"})
+	next(Change{State: "unlocked", Resource: "a", Mode: "shared", ID: 1, Transaction: ""})
+	next(Change{State: "locked", Resource: "a", Mode: "exclusive", ID: 4, Transaction: ""})
 }
 
 func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {

@@ -36,9 +36,11 @@ var (
 // Blocker is a request that blocks another one: it holds Resource, or is ahead in the queue.
 type Blocker struct {
 	ID          int64     `json:"id"`
-	Resource    string    `json:"resource"` // the name, without a mode
-	Mode        string    `json:"mode"`     // "shared" or "exclusive"
-	State       string    `json:"state"`    // "held" or "queued"
+	Resource    string    `json:"resource"`        // the name, without a mode
+	Mode        string    `json:"mode"`            // "shared", "exclusive" or "units"
+	Units       int       `json:"units,omitempty"` // the units that it holds or waits for, if the mode is "units"
+	Of          int       `json:"of,omitempty"`    // the limit of the units
+	State       string    `json:"state"`           // "held" or "queued"
 	Since       time.Time `json:"since"`
 	Transaction string    `json:"transactionName,omitempty"`
 	Note        string    `json:"note,omitempty"`
@@ -54,7 +56,11 @@ func (b Blocker) String() string {
 		text += fmt.Sprintf(" (%s)", b.Note)
 	}
 	verb := map[string]string{"held": "holds", "queued": "waits for"}[b.State]
-	return fmt.Sprintf("%s %s %s:%s", text, verb, b.Mode, b.Resource)
+	mode := b.Mode
+	if b.Units > 0 {
+		mode = fmt.Sprintf("%d/%d", b.Units, b.Of)
+	}
+	return fmt.Sprintf("%s %s %s:%s", text, verb, mode, b.Resource)
 }
 
 // QueueTimeoutError reports that a request was not granted within its queue timeout.
@@ -86,6 +92,7 @@ func (e *QueueTimeoutError) Timeout() bool { return true }
 type WaitEdge struct {
 	Resource       string
 	Waiter, Holder int64
+	Units, Of      int    // what Waiter waits for: units and their limit; 0: it does not wait for units
 	Note           string // of the waiter, as its Traceparent
 	Traceparent    string
 }

@@ -166,3 +166,81 @@ func TestADeadlockIsNotRetriedAfterTheEndOfTheContext(t *testing.T) {
 	_, err := done()
 	expectError(t, err, ErrDeadlock)
 }
+
+func TestUnitsAndSubtreesAsResources(t *testing.T) {
+	for got, want := range map[string]string{
+		Units("licences/cad", 2, 10): "2/10:licences/cad",
+		Subtree("accounts/"):         "exclusive:accounts/**",
+		Subtree("accounts"):          "exclusive:accounts/**",
+		Subtree(""):                  "exclusive:**",
+	} {
+		if got != want {
+			t.Error(got, want)
+		}
+	}
+}
+
+// After a deadlock the units of all calls are locked at once, and each call takes its part of them.
+func TestATransactionLocksItsUnitsOnceAfterADeadlock(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	calls := 0
+	done := start(func() (bool, error) {
+		return true, client.Transaction(background, func(ctx context.Context, tx *Tx) error {
+			calls++
+			for _, resources := range [][]string{{"2/10:a"}, {"1/10:a", "2/10:a"}, {"b"}} {
+				if _, err := tx.Lock(ctx, resources...); err != nil {
+					return err
+				}
+			}
+			if _, err := tx.Lock(ctx, "c"); err != nil {
+				return err
+			}
+			_, err := tx.Lock(ctx, "1/10:a")
+			return err
+		})
+	})
+	for id := 17; id < 20; id++ {
+		p.grant(id)
+	}
+	p.send(deadlock1("20", p.expect("request").text("ref")))
+	for id := 17; id < 20; id++ {
+		p.confirm(id)
+	}
+	// The second attempt has its locks at once. What it locks at first is not asked for twice.
+	if all := p.grant(21); resourcesOf(all) != "5/10:a exclusive:b exclusive:c" {
+		t.Fatal(all)
+	}
+	if further := p.expect("request"); resourcesOf(further) != "1/10:a" {
+		t.Fatal(further)
+	} else {
+		p.send(deadlock1("22", further.text("ref")))
+	}
+	p.confirm(21)
+	if all := p.grant(23); resourcesOf(all) != "6/10:a exclusive:b exclusive:c" {
+		t.Fatal(all)
+	}
+	p.confirm(23)
+	if _, err := done(); err != nil || calls != 3 {
+		t.Fatal(err, calls)
+	}
+}
+
+func TestBlockersAndChangesWithUnits(t *testing.T) {
+	blocker := Blocker{ID: 4, Resource: "a", Mode: "units", State: "held", Units: 9, Of: 10}
+	if blocker.String() != "4 holds 9/10:a" {
+		t.Error(blocker)
+	}
+	for _, pair := range []struct {
+		one, other string
+		conflict   bool
+	}{{"units", "units", false}, {"units", "exclusive", true}, {"shared", "units", true}, {"shared", "shared", false}} {
+		if (Change{ID: 1, Mode: pair.one}).conflictsWith(Change{ID: 2, Mode: pair.other}) != pair.conflict {
+			t.Error(pair)
+		}
+	}
+	for resource, isSeen := range map[string]bool{"a/b/**": true, "a/**": true, "**": true, "a/b/c": true, "a": false, "a/c/**": false} {
+		if matches("a/b/", resource) != isSeen {
+			t.Error(resource)
+		}
+	}
+}

@@ -16,7 +16,8 @@ type Change struct {
 	// not reported.
 	State       string
 	Resource    string // the name, without a mode
-	Mode        string // "shared" or "exclusive"
+	Mode        string // "shared", "exclusive" or "units"
+	Units, Of   int    // the units of the lock and their limit, if the mode is "units"
 	ID          int64
 	Transaction string `json:"transactionName"`
 	// Truncated: more locks are held than the server searches or lists. The end of such a lock is not always reported.
@@ -25,7 +26,13 @@ type Change struct {
 
 func (c Change) conflictsWith(other Change) bool {
 	sameOwner := c.ID == other.ID || c.Transaction != "" && c.Transaction == other.Transaction
-	return !sameOwner && (c.Mode == "exclusive" || other.Mode == "exclusive")
+	return !sameOwner && (c.Mode != other.Mode || c.Mode == "exclusive") // units exclude each other only by their number
+}
+
+// matches returns whether a resource has the prefix, or is a subtree that contains all names with the prefix.
+func matches(prefix, resource string) bool {
+	isSubtree := resource == "**" || strings.HasSuffix(resource, "/**")
+	return strings.HasPrefix(resource, prefix) || isSubtree && strings.HasPrefix(prefix, strings.TrimSuffix(resource, "**"))
 }
 
 // Watch follows the locks on all resources with a prefix. It is made by Client.Watch and ended by Close. Its methods may
@@ -150,7 +157,7 @@ func (w *Watch) onEvent(event Change) {
 	case event.State == "lagged": // the server has ended all watches of the connection
 		w.isLive, w.call = false, nil
 		w.request()
-	case !w.isLive || !strings.HasPrefix(event.Resource, w.prefix):
+	case !w.isLive || !matches(w.prefix, event.Resource):
 	case len(w.changes) >= maxBufferedChanges:
 		w.isLive = false
 	case event.State == "locked":

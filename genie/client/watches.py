@@ -26,6 +26,7 @@ from genie.client.calls import Calls
 from genie.client.commands import Call, Outcome, make_line
 from genie.client.handshake import UP, Handshake
 from genie.errors import GenieError
+from genie.lock_modes import WHOLE_NAMESPACE, is_subtree
 from genie.protocol.messages import Event, HeldRow, Unwatched, Watching
 from genie.protocol.resources import check_name
 
@@ -152,6 +153,13 @@ class Watch(Call):
             self.changes.append(Change(resource, "unlocked", ended.mode, id, ended.transaction, ended.units, ended.of))
             if not locks:
                 del self.held_locks[resource]
+
+
+def _matches(prefix: str, resource: str) -> bool:
+    """Return whether a resource has the prefix, or is a subtree that contains all names with the prefix."""
+    return resource.startswith(prefix) or (
+        is_subtree(resource) and prefix.startswith(resource.removesuffix(WHOLE_NAMESPACE))
+    )
 
 
 class WatchInfo:
@@ -291,7 +299,7 @@ class Watches:
         A watch whose buffer of unconsumed changes is full ignores the event, and needs a snapshot later.
         """
         for watch in self._open_watches:
-            if watch.state is not LIVE or not event.resource.startswith(watch.prefix):
+            if watch.state is not LIVE or not _matches(watch.prefix, event.resource):
                 continue
             if len(watch.changes) >= MAX_BUFFERED_CHANGES:
                 watch.state = WatchState.LAGGING

@@ -26,7 +26,7 @@ export class Client implements AsyncDisposable {
 
   /**
    * Waits until all of the resources can be locked at once. A resource is `exclusive:NAME`, `shared:NAME`, or a NAME
-   * without a colon, which is exclusive.
+   * without a colon, which is exclusive; `units` and `subtree` return further ones.
    *
    * Rejects with `QueueTimeoutError`, `DeadlockError`, `RejectedError`, `ClosedError`, or with `UnavailableError` if no
    * server has responded for `queueTimeout` plus `responseTimeout`.

@@ -106,7 +106,7 @@ export function fromReply({ code, message, leader }: ErrorReply): GenieError {
   return new UnavailableError(leader ? `${message} (the leader is ${leader})` : message);
 }
 
-function describe({ id, mode, resource, state, transactionName, note }: Blocker): string {
+function describe({ id, mode, units, of, resource, state, transactionName, note }: Blocker): string {
   const owner = (transactionName ? ` of '${transactionName}'` : '') + (note ? ` (${note})` : '');
-  return `${id}${owner} ${state === 'held' ? 'holds' : 'waits for'} ${mode}:${resource}`;
+  return `${id}${owner} ${state === 'held' ? 'holds' : 'waits for'} ${units ? `${units}/${of}` : mode}:${resource}`;
 }

@@ -9,4 +9,5 @@ export type { CloseOptions, ElectOptions, InspectQuery, Logger, TransactionOptio
 export { once } from './once.js';
 export type { Transaction } from './transaction.js';
 export type { Watch } from './watch.js';
+export { subtree, units } from './wire.js';
 export type { Blocker, Change, Holder, Inspection, Wait, Waiter } from './wire.js';

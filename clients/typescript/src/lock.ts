@@ -9,7 +9,7 @@ export class Lock implements AsyncDisposable {
   readonly id: number;
   /** The fencing token, which grows with every grant: a data store can reject late writers by it. */
   readonly fence: number;
-  /** The locked resources, as `shared:NAME` or `exclusive:NAME`. */
+  /** The locked resources, as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`. */
   readonly resources: readonly string[];
   readonly #session: Session;
   readonly #request: Request;

@@ -83,7 +83,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   /** @internal */
   onEvent(event: Change | { state: 'lagged' }): void {
     if (event.state === 'lagged') return this.onLagged();
-    if (this.#state !== 'live' || !event.resource.startsWith(this.prefix)) return;
+    if (this.#state !== 'live' || !matches(this.prefix, event.resource)) return;
     if (this.#changes.length >= MAX_BUFFERED_CHANGES) this.#state = 'lagging';
     else if (event.state === 'locked') this.#lock(event);
     else if (event.state === 'unlocked') this.#unlock(event.resource, event.id);
@@ -145,7 +145,14 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   }
 }
 
+/** Returns whether two locks on one resource conflict. Units exclude each other only by their number. */
 function conflict(a: Change, b: Change): boolean {
   if (a.transactionName !== undefined && a.transactionName === b.transactionName) return false;
-  return a.mode === 'exclusive' || b.mode === 'exclusive';
+  return a.mode !== b.mode || a.mode === 'exclusive';
+}
+
+/** Returns whether a resource has the prefix, or is a subtree that contains all names with the prefix. */
+function matches(prefix: string, resource: string): boolean {
+  const isSubtree = resource === '**' || resource.endsWith('/**');
+  return resource.startsWith(prefix) || (isSubtree && prefix.startsWith(resource.slice(0, -2)));
 }

@@ -1,10 +1,15 @@
 // The messages of the wire protocol (protocol.md), and how they are encoded and split into lines.
 
-/** A request that blocked another request: it held `resource` (a name without a mode), or was ahead in its queue. */
+/**
+ * A request that blocked another request: it held `resource` (a name without a mode, maybe a subtree such as `accounts/**`),
+ * or was ahead in its queue. With the mode `units` it has or asks for `units` of at most `of`.
+ */
 export interface Blocker {
   readonly id: number;
   readonly resource: string;
-  readonly mode: 'shared' | 'exclusive';
+  readonly mode: 'shared' | 'exclusive' | 'units';
+  readonly units?: number;
+  readonly of?: number;
   readonly state: 'held' | 'queued';
   /** Unix time in ms: of the grant if `held`, of the arrival if `queued`. */
   readonly since: number;
@@ -13,11 +18,16 @@ export interface Blocker {
   readonly traceparent?: string;
 }
 
-/** One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds. */
+/**
+ * One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds. If it waits for
+ * `units` of at most `of`, `holder` is one of the requests that use them.
+ */
 export interface Wait {
   readonly resource: string;
   readonly waiter: number;
   readonly holder: number;
+  readonly units?: number;
+  readonly of?: number;
   readonly note?: string;
 }
 
@@ -25,7 +35,9 @@ export interface Wait {
 export interface Change {
   readonly state: 'locked' | 'unlocked';
   readonly resource: string;
-  readonly mode: 'shared' | 'exclusive';
+  readonly mode: 'shared' | 'exclusive' | 'units';
+  readonly units?: number;
+  readonly of?: number;
   /** The id of the lock. A resource may be locked under several ids, by shared locks or by one transaction. */
   readonly id: number;
   readonly transactionName?: string;
@@ -155,9 +167,47 @@ function parse(line: string): Message {
   throw new Error(`the server sent an invalid message: ${line.slice(0, 80)}`);
 }
 
-/** Returns `shared:NAME` or `exclusive:NAME`. A mistyped mode must not become a part of the name. @internal */
+const MODE = /^(?:exclusive|shared|[0-9]{1,7}\/[0-9]{1,7}):/;
+const MAX_UNITS = 1_000_000;
+
+/** Returns the resource as on the wire. A mistyped mode must not become a part of the name. @internal */
 export function withMode(resource: string): string {
-  if (resource.startsWith('exclusive:') || resource.startsWith('shared:')) return resource;
+  if (MODE.test(resource)) return resource;
   if (!resource.includes(':')) return `exclusive:${resource}`;
-  throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME or a NAME without a colon`);
+  throw new TypeError(`'${resource}': a resource is shared:NAME, exclusive:NAME, 2/10:NAME or a NAME without a colon`);
+}
+
+/** Returns the resource `count/of:NAME`: `count` units of a resource of which at most `of` are in use at once. */
+export function units(name: string, count: number, of: number): string {
+  const isValid = Number.isInteger(count) && Number.isInteger(of) && count >= 1 && count <= of && of <= MAX_UNITS;
+  if (!isValid) throw new RangeError(`units must be 1 <= count <= of <= ${MAX_UNITS}, not ${count}/${of}`);
+  return `${count}/${of}:${name}`;
+}
+
+/** Returns the resource of all names that begin with `prefix`, which ends with `/`, or is empty for all names. */
+export function subtree(prefix: string, { shared = false } = {}): string {
+  if (prefix && !prefix.endsWith('/')) throw new TypeError(`a subtree must end with '/', or be '' for all names, not '${prefix}'`);
+  return `${shared ? 'shared' : 'exclusive'}:${prefix}**`;
+}
+
+/** Splits a resource with a mode. `units` and `of` are 0 if the mode is not that of units. @internal */
+export function split(resource: string): { name: string; mode: string; units: number; of: number } {
+  const end = resource.indexOf(':');
+  const mode = resource.slice(0, end);
+  const [count = 0, of = 0] = mode.includes('/') ? mode.split('/').map(Number) : [];
+  return { name: resource.slice(end + 1), mode, units: count, of };
+}
+
+/** Adds a resource to the one of the same name. `isSum`: units are added up; otherwise the greater number counts. @internal */
+export function addTo(byName: Map<string, string>, resource: string, isSum: boolean): void {
+  const one = split(resource);
+  const present = byName.get(one.name);
+  byName.set(one.name, present === undefined ? resource : strongest(one, split(present), isSum));
+}
+
+function strongest(a: ReturnType<typeof split>, b: ReturnType<typeof split>, isSum: boolean): string {
+  if (!a.of || !b.of) return `${a.mode === b.mode ? a.mode : 'exclusive'}:${a.name}`;
+  const greater = a.units > b.units || (a.units === b.units && a.of > b.of) ? a : b;
+  const of = isSum ? Math.min(a.of, b.of) : greater.of;
+  return `${isSum ? Math.min(a.units + b.units, of) : greater.units}/${of}:${a.name}`;
 }

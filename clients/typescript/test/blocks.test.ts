@@ -158,6 +158,36 @@ test('the strongest modes of all attempts are requested, and only deadlocks are 
   await other;
 });
 
+test('after a deadlock the units of all calls are locked at once, and each call takes its part of them', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const done = client.transaction(async (tx) => {
+    await tx.lock('2/10:a');
+    await tx.lock(['1/10:a', '2/10:a']);
+    await tx.lock('b');
+    await tx.lock('1/10:a');
+  });
+  const deadlock = async (resources: string[]): Promise<void> => {
+    const { ref, resources: asked } = await connection.expect('request');
+    assert.deepEqual(asked, resources);
+    connection.send('released', { id: 9, reason: 'deadlock', cycle: ['t', 'y'], waits: [], ref });
+  };
+  await connection.grant(1);
+  await connection.grant(2);
+  await deadlock(['exclusive:b']);
+  assert.deepEqual([await confirm(connection), await confirm(connection)], [1, 2]);
+  const all = await connection.expect('request');
+  assert.deepEqual(all.resources, ['5/10:a', 'exclusive:b']);
+  connection.send('locked', { id: 3, fence: 30, ref: all.ref });
+  await deadlock(['1/10:a']); // beyond what the first attempt has asked for
+  assert.equal(await confirm(connection), 3);
+  const more = await connection.expect('request'); // what was locked first is not asked for twice
+  assert.deepEqual(more.resources, ['6/10:a', 'exclusive:b']);
+  connection.send('locked', { id: 4, fence: 31, ref: more.ref });
+  assert.equal(await confirm(connection), 4);
+  await done;
+});
+
 test('a lost lock aborts the signal of its transaction, which rejects with the loss', async () => {
   await using fake = await connected();
   const { client, connection } = fake;

@@ -13,7 +13,7 @@ from genie.client.session import ClientSession
 from genie.client.transaction import Attempts, TransactionLocks
 from genie.client.watches import Change, Watch
 from genie.protocol.messages import HeldRow
-from support.network.scripted_server import connected_session, locked, released, send_request
+from support.network.scripted_server import connected_session, encode, locked, released, send_request
 
 POOL = genie.units("licences/cad", 2, of=10)
 BOOKS = genie.subtree("accounts/")
@@ -164,3 +164,25 @@ def test_a_repeated_attempt_first_locks_all_units_and_then_hands_them_out():
     assert requests == [1, 1]
     assert hold(locks, "1/10:a") == 2
     assert attempts.wanted_resources() == ["5/10:a", "exclusive:b"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "resource", "seen"),
+    [
+        ("a/b/", "a/b/**", True),
+        ("a/b/", "a/**", True),
+        ("a/b/", "**", True),
+        ("a/b/", "a/b/c", True),
+        ("a/b/", "a", False),
+        ("a/b/", "a/c/**", False),
+        ("a", "a/**", True),
+    ],
+)
+def test_a_watch_follows_the_subtrees_above_and_below_its_prefix(prefix, resource, seen):
+    session = connected_session()
+    watch = Watch(prefix)
+    session.watches.request_next(watch, 0.0)
+    session.data_to_send()
+    session.receive_data(encode("watching", prefix=prefix, held=[], ref=watch.ref), 0.0)
+    session.receive_data(encode("event", state="locked", resource=resource, mode="exclusive", id=4), 0.0)
+    assert list(watch.changes) == ([Change(resource, "locked", "exclusive", 4)] if seen else [])
