@@ -16,7 +16,7 @@ from genie.core import Reason, Request, manager, view
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 from genie.errors import Code
 from genie.protocol import commands, diagnostics, framing, limits, replies, resources
-from genie.server import auth, connection, partial_lines, scheduler, sessions, unread_output, watches
+from genie.server import auth, connection, dispatcher, partial_lines, scheduler, sessions, unread_output, watches
 from genie.server import sessions as session
 from support.network.wire import Wire
 from support.processes.servers import Genie, running_redis, running_server
@@ -185,6 +185,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Locked names that are compared with a prefix for a `watching`": watches.MAX_SEARCHED_NAMES,
         "Messages buffered for a watcher": watches.MAX_BUFFERED_EVENTS,
         "Characters in a resource's or transaction's name": resources.MAX_NAME,
+        "Greatest number of units of a resource": resources.MAX_UNITS,
         "Characters in a `ref`": limits.MAX_REF,
         "Characters in a `note`": limits.MAX_NOTE,
         "Characters in a `client`": limits.MAX_CLIENT,
@@ -194,6 +195,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Greatest `limit` of `inspect`": limits.MAX_ROWS,
         "Default `limit` of `inspect`": commands.Inspect().limit,
         "Bytes of rows in an `inspected`": replies.MAX_INSPECTED_BYTES,
+        "Names of held requests, and of waiting requests, that are compared with a subtree for an `inspected`": view.MAX_SEARCHED_NAMES,
         "Resources listed in a row of an `inspected`": replies.MAX_ROW_RESOURCES,
         "Blockers listed": view.MAX_LISTED_BLOCKERS,
         "Transactions of a cycle listed": replies.MAX_LISTED_OWNERS,
@@ -256,6 +258,9 @@ def test_the_limits_are_the_code_s() -> None:
         f"a secret of {limits.MIN_SECRET} to {limits.MAX_SECRET} characters",
         f"1 to {limits.MAX_TIMEOUT_MS}, by default {commands.Hello().session_timeout_ms:,}",
         f"at most {replies.MAX_ROW_RESOURCES} of its resources",
+        f"1 ≤ K ≤ N ≤ {resources.MAX_UNITS:,}",
+        f"at most {view.MAX_SEARCHED_NAMES:,} names of held requests and {view.MAX_SEARCHED_NAMES:,} of waiting requests",
+        f"If there are more than {dispatcher.MANY_NAMES:,}, it is executed after",
         f"unless it is longer than {session.MAX_RETAINED_REPLY_BYTES:,} bytes",
         f"1 to {resources.MAX_NAME} characters, any but control characters",
     ],
