@@ -242,7 +242,14 @@ class Pipeline:
         self._scheduled = None
         if self._commits.store_unavailable:
             self._run_rejecting()
-        elif self._light or self._busy or self._slow or self._outcome.durable or self._drained is not None:
+        elif (
+            self._light
+            or self._busy
+            or self._slow
+            or self._outcome.durable
+            or self._is_expiry_due
+            or self._drained is not None
+        ):
             self._run_batch()
 
     def _run_batch(self) -> None:
@@ -358,9 +365,12 @@ class Pipeline:
             self._schedule()
 
     def _on_expiry(self) -> None:
-        """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them."""
+        """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them.
+
+        A batch that is scheduled does so, too: perhaps one of this iteration of the event loop has run before.
+        """
         self._is_expiry_due = True
-        if not self._commits.in_flight and not self._stopped:
+        if self._scheduled is None and not self._commits.in_flight and not self._stopped:
             self._run_batch()
 
     # -- state, for the namespace -------------------------------------------------------------------------

@@ -64,6 +64,15 @@ def test_an_end_without_slices_is_detected(monkeypatch: pytest.MonkeyPatch, dura
     assert ("work", "drop") in play(LOCKS_OF_A_LOST_CLIENT, durable=durable).failures
 
 
+def test_a_batch_that_ends_expired_requests_is_not_a_second_one_in_an_iteration() -> None:
+    """Each request searches for a deadlock in very many queues. Meanwhile the locks of earlier requests expire."""
+    steps = [burst(count=13, width=1024, first=1_000, transaction="few", timeout=100)]
+    search = costs.Search()
+    costs._record_work(search, cost_server.play(steps), steps, durable=False)
+    assert search.corpus["work", "request"].value > costs.MAX_WORK / 2
+    assert not search.failures, search.failures
+
+
 def test_a_list_that_grows_with_each_connection_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [step("storm", count=400, session=None, request=True)]
     assert not play(steps).failures
