@@ -174,6 +174,9 @@ class Edge(ApiModel):
     state: str
     since: int
     """When the blocker was granted or queued."""
+    units: int | UnsetType = UNSET
+    """With the mode `units`: the units that the blocker holds or asks for, of at most `of` in use."""
+    of: int | UnsetType = UNSET
 
 
 class Waits(ApiModel):
@@ -217,6 +220,9 @@ class Step(ApiModel):
     """Note of the waiter."""
     traceparent: str | UnsetType = UNSET
     """Trace context of the waiter."""
+    units: int | UnsetType = UNSET
+    """Units that the waiter asks for, of at most `of` in use: then it waits for enough units, not for this holder alone."""
+    of: int | UnsetType = UNSET
 
 
 class DeadlockRow(ApiModel):
@@ -319,9 +325,15 @@ class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):
 
     id: int
     resource: str
+    """The resource that blocks: one that the waiting request names, or one that contains it or is below it if one of the two is
+    a subtree."""
     mode: str
+    """`exclusive`, `shared` or `units`."""
     state: str
     since: int
+    units: int | UnsetType = UNSET
+    """With the mode `units`: the units that the blocker holds or asks for, of at most `of` in use."""
+    of: int | UnsetType = UNSET
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
     traceparent: str | UnsetType = UNSET
@@ -332,6 +344,7 @@ class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
 
     id: int
     resources: list[str]
+    """The first ten locks, as `exclusive:NAME`, `shared:NAME` or `2/10:NAME`."""
     resources_total: int
     priority: float
     since: int
@@ -353,6 +366,12 @@ class Resource(ApiModel):
     holders_total: int
     queue: list[Row]
     queue_total: int
+    units_in_use: int | UnsetType = UNSET
+    """Of a counted resource: the units of all holders."""
+    units_limit: int | UnsetType = UNSET
+    """Of a counted resource: the greatest limit of the listed requests."""
+    held_below: int | UnsetType = UNSET
+    """Of a subtree that is locked or waited for: the number of locks that are held below it."""
 
 
 class Requests(ApiModel):
@@ -371,10 +390,10 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
 
     id: int
     resources: list[str]
-    """The requested locks, as `mode:name`: at most 10, that of the resource among them."""
+    """The requested locks, as `exclusive:NAME`, `shared:NAME` or `2/10:NAME`: at most 10, that of the resource among them."""
     resources_total: int
     mode: str
-    """The mode in which the request asked for the resource: `exclusive` or `shared`."""
+    """The mode in which the request asked for the resource, or for a subtree that contains it: `exclusive`, `shared` or `units`."""
     asked_at: float | UnsetType = UNSET
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET

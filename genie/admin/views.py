@@ -18,12 +18,14 @@ from genie.admin import models
 from genie.admin.interfaces import ServerView
 from genie.admin.models import or_unset
 from genie.admin.throttle import WorkBudget
-from genie.core import HELD, NEVER, WAITING, Blocker, Mode, Request, shown_note
+from genie.core import HELD, NEVER, WAITING, Blocker, Request, shown_note
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.edges import Edge as OrderEdge
 from genie.core.lock_order.inversions import Inversion
 from genie.core.lock_table import LockTable
+from genie.core.special import Counted, Subtree
 from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
+from genie.lock_modes import UnitCount
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Contention, Deadlock, Stats, most_contended
 from genie.protocol.replies import expires_in_ms
@@ -204,6 +206,12 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
     response = models.Resource(
         resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total
     )
+    special = locked_resource.special
+    if isinstance(special, Counted):
+        limits = [request.units[name][1] for request in (*holders, *queue) if name in request.units]
+        response.units_in_use, response.units_limit = special.in_use, max(limits, default=special.in_use)
+    elif isinstance(special, Subtree):
+        response.held_below = special.shared + special.exclusive
     for request in holders:
         if request.state is HELD:
             response.holders.append(_request_row(request, now))
@@ -296,11 +304,8 @@ def _request_fields(request: Request) -> dict[str, Any]:
     """Return the fields that every response has of a request. Of its resources it has the first `MAX_LISTED_RESOURCES`."""
     return {
         "id": request.id,
-        "resources": [
-            f"{Mode.EXCLUSIVE if exclusive else Mode.SHARED}:{name}"
-            for name, exclusive in islice(request.modes(), MAX_LISTED_RESOURCES)
-        ],
-        "resources_total": len(request.exclusive) + len(request.shared),
+        "resources": [request.lock_text(name, mode) for name, mode in islice(request.modes(), MAX_LISTED_RESOURCES)],
+        "resources_total": request.name_count(),
         "since": int(request.since_unix_ms),
         "transaction_name": or_unset(request.transaction),
         "note": or_unset(shown_note(request)),
@@ -322,7 +327,13 @@ def _blocker(blocker: Blocker) -> models.Blocker:
 def _blocking_fields(blocker: Blocker) -> dict[str, Any]:
     """Return what a request blocks another one with, and since when (unix ms)."""
     state = "held" if blocker.held else "queued"
-    return {"resource": blocker.resource, "mode": blocker.mode, "state": state, "since": blocker.since_unix_ms}
+    fields = {"resource": blocker.resource, "mode": blocker.mode, "state": state, "since": blocker.since_unix_ms}
+    return fields | _unit_fields(blocker.units)
+
+
+def _unit_fields(units: UnitCount | None) -> dict[str, int]:
+    """Return the fields with the units of a counted resource, and their limit; none for another resource."""
+    return {} if units is None else {"units": units[0], "of": units[1]}
 
 
 # -- `/api/state`, `/api/hot`, `/api/deadlocks`, `/api/order`: from the statistics --------
@@ -519,6 +530,7 @@ def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
                 holder=wait.holder,
                 note=or_unset(wait.context.note),
                 traceparent=or_unset(wait.context.traceparent),
+                **_unit_fields(wait.units),
             )
             for wait in waits[:MAX_STEPS]
         ],

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from genie.lock_modes import Mode
 from genie.text import printable
 
 GAP = "  "
@@ -135,6 +136,16 @@ def fold(indent: str, text: str, columns: int | None) -> list[str]:
 def request_name(id: int, transaction: str | None) -> str:
     """Return the id of a request, with its transaction: `7 of transfer-1`. None, or the id itself: it has no transaction."""
     return str(id) if transaction in (None, str(id)) else f"{id} of {transaction}"
+
+
+def lock_text(mode: str, resource: str, units: Any = None, of: Any = None) -> str:
+    """Return a lock of a reply as clients write it: `exclusive:NAME`, or `2/10:NAME` for 2 of at most 10 units."""
+    return f"{units}/{of}:{resource}" if mode == Mode.UNITS else f"{mode}:{resource}"
+
+
+def blocker_lock(blocker: Mapping[str, Any]) -> str:
+    """Return the lock that a blocker of a reply holds or waits for, as clients write it."""
+    return lock_text(blocker["mode"], blocker["resource"], blocker.get("units"), blocker.get("of"))
 
 
 def dot_string(*lines: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import duration, fold, join_names, remaining, wrap_table
+from genie.cli.format import blocker_lock, duration, fold, join_names, remaining, wrap_table
 from genie.cli.options import WholeNumber, bare_name
 from genie.cli.query import Output, QueriedServer, Querier, Reply, Row, checked_reply, output_options, server_query
 from genie.protocol.limits import MAX_ROWS
@@ -137,7 +137,7 @@ def blocker_lines(row: Row, now_ms: float, columns: int | None) -> Iterator[str]
         owner = f" of {blocker['transactionName']}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead in the queue for"
         note = f", {blocker['note']}" if "note" in blocker else ""
-        what = f"{blocker['id']}{owner} {verb} {blocker['mode']}:{blocker['resource']}"
+        what = f"{blocker['id']}{owner} {verb} {blocker_lock(blocker)}"
         yield from fold(INDENT, f"└ {what}{note} ({duration(now_ms - blocker['since'])})", _inner(columns))
         if "traceparent" in blocker:
             yield f"{INDENT}  trace: {_trace_id(blocker['traceparent'])}"

@@ -27,7 +27,7 @@ from genie.errors import Code, GenieError, RequestRejected, Unavailable
 from genie.net import is_service_link
 from genie.protocol import diagnostics
 from genie.protocol.limits import MAX_TIMEOUT_MS
-from genie.protocol.resources import EXCLUSIVE, SHARED
+from genie.protocol.resources import parse_resource
 from genie.text import printable
 
 MAX_PORT = 65535
@@ -272,11 +272,11 @@ def seconds(minimum: float) -> Callable[[str | float], float]:
 
 
 def bare_name(resource: str) -> str:
-    """Return the name of a resource without its mode, since users may copy `MODE:NAME` from a table."""
-    for mode in (SHARED, EXCLUSIVE):
-        if resource.startswith(mode):
-            return resource[len(mode) :]
-    return resource
+    """Return the name of a resource without its mode, since users may copy `MODE:NAME` or `2/10:NAME` from a table."""
+    try:
+        return parse_resource(resource)[1]
+    except ValueError:
+        return resource
 
 
 def run_async(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from genie.cli.format import natural_key
+from genie.cli.format import lock_text, natural_key
 from genie.cli.inspect import request_lines
 from genie.cli.options import bare_name, one_line
 from genie.cli.query import Output, QueriedServer, Querier, Row, checked_reply, output_options, server_query
@@ -111,7 +111,8 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
             async with asyncio.timeout(0):  # read only the changes that have already arrived
                 async for change in watch:
                     if change.state == "locked":
-                        names_by_id.setdefault(change.id, []).append(f"{change.mode}:{change.resource}")
+                        text = lock_text(change.mode, change.resource, change.units, change.of)
+                        names_by_id.setdefault(change.id, []).append(text)
         complete = not watch.truncated
     payloads = await _map_concurrently([*names_by_id], lambda id_: client.inspected(id=id_))
     with checked_reply():

@@ -334,7 +334,7 @@ class _RunCommand(click.Command):
 
 
 def _parse_resource(text: str) -> str:
-    """Return a resource as `MODE:NAME`. Raises click.BadParameter if the text is invalid."""
+    """Return a resource as `MODE:NAME` or `2/10:NAME`. Raises click.BadParameter if the text is invalid."""
     try:
         return parse_resource_arg(text)
     except ValueError as error:
@@ -394,8 +394,9 @@ def _parse_resource(text: str) -> str:
 def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any) -> None:
     """Hold locks while COMMAND runs, as flock(1) does.
 
-    RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. All resources are granted
-    together.
+    RESOURCE is shared:NAME, exclusive:NAME, or a NAME without a colon, which is exclusive. 1/4:NAME locks one unit of a
+    resource of which at most 4 units may be in use. A NAME that ends in /** means all names below it. All resources are
+    granted together.
 
     COMMAND gets GENIE_LOCK_ID and GENIE_LOCK_FENCE in its environment. SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1 and
     SIGUSR2 are forwarded to COMMAND. Ctrl-C reaches COMMAND directly from the terminal. A signal while genie waits for

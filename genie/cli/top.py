@@ -22,7 +22,7 @@ from rich.text import Text
 
 from genie.admin.models import Edge, HotList, State, Waits
 from genie.cli.admin_client import AdminClient, admin_query
-from genie.cli.format import Column, clip, duration, fit_table, fold, wrap_items, wrap_words
+from genie.cli.format import Column, clip, duration, fit_table, fold, lock_text, wrap_items, wrap_words
 from genie.cli.options import json_option, one_line, run_async, seconds
 from genie.cli.output import print_json, print_lines
 from genie.errors import GenieError
@@ -318,7 +318,7 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
                 _label(first_edge.blocker, blocker.transaction_name if blocker else None),
                 str(first_edge.blocker),
                 f"+{omitted_count:,}" if omitted_count else "",
-                f"{first_edge.mode}:{first_edge.resource}",
+                lock_text(first_edge.mode, first_edge.resource, first_edge.units, first_edge.of),
                 first_edge.state,
                 duration(now_ms - first_edge.since),
             ]

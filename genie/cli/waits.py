@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from genie.cli.format import dot_string, duration, wrap_table
+from genie.cli.format import blocker_lock, dot_string, duration, wrap_table
 from genie.cli.options import bare_name
 from genie.cli.query import Output, QueriedServer, Reply, Row, output_options, server_query
 from genie.protocol.limits import MAX_ROWS
@@ -54,7 +54,11 @@ def _json_graph(payload: Reply) -> dict[str, Any]:
                 {
                     "waiter": row["id"],
                     "blocker": blocker["id"],
-                    **{field: blocker[field] for field in ("resource", "mode", "state", "since")},
+                    **{
+                        field: blocker[field]
+                        for field in ("resource", "mode", "units", "of", "state", "since")
+                        if field in blocker
+                    },
                 }
             )
     return {
@@ -78,7 +82,7 @@ def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> 
     edges = [
         [
             *[str(row["id"]), _owner(row), "→", str(blocker["id"]), _owner(blocker)],
-            *[f"{blocker['mode']}:{blocker['resource']}", blocker["state"], duration(now_ms - blocker["since"])],
+            *[blocker_lock(blocker), blocker["state"], duration(now_ms - blocker["since"])],
         ]
         for row in payload["queue"]
         for blocker in row["blockers"]
@@ -123,6 +127,6 @@ def _dot_lines(payload: Reply, *_: object) -> Iterator[str]:
         yield f'  "{node["id"]}" [label={dot_string(*lines)}];'
     for edge in graph["edges"]:
         style = "solid" if edge["state"] == "held" else "dashed"
-        label = dot_string(f"{edge['mode']}:{edge['resource']}")
+        label = dot_string(blocker_lock(edge))
         yield f'  "{edge["waiter"]}" -> "{edge["blocker"]}" [style={style}, label={label}];'
     yield "}"

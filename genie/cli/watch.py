@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, suppress
 
 import click
 
+from genie.cli.format import lock_text
 from genie.cli.options import json_option, one_line_errors, run_async, server_options, timeout_option
 from genie.cli.output import print_json, print_lines, print_message
 from genie.client.aio import Client
@@ -82,12 +83,16 @@ async def _watch(
 
 def _print_text(change: Change) -> None:
     owner = "" if change.transaction is None else f" of {change.transaction}"
-    print_lines(f"{change.state:{STATE_COLUMNS}}  {change.mode}:{change.resource}  {change.id}{owner}")
+    print_lines(
+        f"{change.state:{STATE_COLUMNS}}  {lock_text(change.mode, change.resource, change.units, change.of)}  {change.id}{owner}"
+    )
 
 
 def _print_json(change: Change) -> None:
     owner = {} if change.transaction is None else {"transactionName": change.transaction}
-    fields = {"state": change.state, "resource": change.resource, "mode": change.mode, "id": change.id, **owner}
+    units = {} if change.units is None else {"units": change.units, "of": change.of}
+    lock = {"resource": change.resource, "mode": change.mode, **units}
+    fields = {"state": change.state, **lock, "id": change.id, **owner}
     print_json(codec.dumps(fields))
 
 

@@ -172,14 +172,14 @@ def _edge_fields(edge: Edge) -> dict[str, Any]:
 def _slow_wait_fields(pipeline: Pipeline, request: Request, now: float) -> dict[str, Any]:
     """Return the log fields of a slow wait: the request, its first resources and its first blockers."""
     blockers, total, _ = sample_blockers(pipeline.manager.table, request, MAX_COUNTED_BLOCKERS, count=True)
-    names = request.names()
+    locks = islice(request.modes(), MAX_LOGGED_RESOURCES)
     return {
         "id": request.id,
         "transaction": request.transaction,
         **_context_fields(shown_context(request)),
         "waited_ms": round(now - request.since),
-        "resources": [f"{request.mode(name)}:{name}" for name in names[:MAX_LOGGED_RESOURCES]],
-        "resources_total": len(names),
+        "resources": [request.lock_text(name, mode) for name, mode in locks],
+        "resources_total": request.name_count(),
         "blockers": [_blocker_fields(blocker) for blocker in blockers],
         "blockers_total": total,
     }
@@ -190,7 +190,7 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
     return {
         "id": blocker.id,
         "transaction": blocker.transaction,
-        "resource": f"{blocker.mode}:{blocker.resource}",
+        "resource": blocker.lock,
         "state": "held" if blocker.held else "queued",
         "since_unix_ms": blocker.since_unix_ms,
         **_context_fields(blocker.context),

@@ -1,7 +1,7 @@
 // The details of what is selected: a request with its blockers and waiters, or a resource with its holders and its queue.
 
 import { html, replaceIfChanged } from "./dom.js";
-import { escapeInvisible, formatCount, formatDuration, requestLabel, splitResource } from "./format.js";
+import { escapeInvisible, formatCount, formatDuration, modeText, pluralize, requestLabel, splitResource } from "./format.js";
 import { drawHistory } from "./history.js";
 import { nameButton, omittedNote } from "./tables.js";
 
@@ -102,7 +102,7 @@ export class Details {
   makeBlockers(request, blockers) {
     const rows = blockers.slice(0, MAX_ROWS).map((blocker) => {
       const verb = blocker.state === "held" ? "holds" : "is ahead in the queue for";
-      const relation = html("span", { class: "quiet" }, ` ${verb} ${blocker.mode} `);
+      const relation = html("span", { class: "quiet" }, ` ${verb} ${modeText(blocker)} `);
       const age = html("span", { class: "quiet" }, ", ", elapsedTime(blocker.since));
       return html("li", {}, this.requestButton(blocker), relation, this.resourceButton(blocker.resource), age);
     });
@@ -117,7 +117,7 @@ export class Details {
 
   resourceView(name, resource) {
     const stable =
-      resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal].map(withoutVolatileFields);
+      resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal, resource.unitsInUse, resource.unitsLimit, resource.heldBelow].map(withoutVolatileFields);
     return {
       content: ["resource", name, resource instanceof Error ? resource.message : stable, this.history?.resource, this.history?.at, this.hasHistory],
       make: () => this.makeResource(name, resource),
@@ -135,6 +135,7 @@ export class Details {
         : html("p", { class: "empty" }, "None.");
     return [
       ...head,
+      ...makeUnits(resource),
       html("h3", {}, `Held by ${formatCount(resource.holdersTotal)}`),
       list(resource.holders, "holders"),
       omittedNote(Math.min(MAX_ROWS, resource.holders.length), resource.holdersTotal),
@@ -174,6 +175,14 @@ export class Details {
   resourceButton(name) {
     return nameButton(name, () => this.select({ resource: name }));
   }
+}
+
+/** Return the units in use of a counted resource as a bar, or the number of locks below a subtree. */
+function makeUnits({ unitsInUse, unitsLimit, heldBelow }) {
+  if (heldBelow !== undefined) return [html("p", { class: "quiet" }, `All names below it; ${pluralize(heldBelow, "lock is", "locks are")} held there.`)];
+  if (unitsInUse === undefined) return [];
+  const label = `${formatCount(unitsInUse)} of ${formatCount(unitsLimit)} units in use`;
+  return [html("meter", { class: "units", min: 0, max: unitsLimit, value: unitsInUse, "aria-label": label }), html("p", { class: "quiet" }, label)];
 }
 
 /** An element that `show` updates with the time since `at`. */

@@ -50,7 +50,10 @@ export function abbreviate(text, maxLength) {
   return `${characters.slice(0, maxLength - 1 - end).join("")}…${characters.slice(-end).join("")}`;
 }
 
-/** Split `MODE:NAME`. */
+/** Return the mode of a blocker, or its units and their limit: `2/10`. */
+export const modeText = ({ mode, units, of }) => (units === undefined ? mode : `${units}/${of}`);
+
+/** Split `MODE:NAME`, or `2/10:NAME` for 2 of at most 10 units: then the mode is `2/10`. */
 export function splitResource(resource) {
   const colon = resource.indexOf(":");
   return { mode: resource.slice(0, colon), name: resource.slice(colon + 1) };

@@ -37,6 +37,14 @@ def run_options(**changes: Any) -> RunOptions:
     return RunOptions(**(defaults | {"kill_after": 10.0} | changes))
 
 
+def test_units_and_subtrees_are_resources(recorded: list[RunOptions]) -> None:
+    assert genie_run("1/4:exports", "exclusive:accounts/**", "shared:**", "--", "true").exit_code == 42
+    assert recorded[0].resources == ("1/4:exports", "exclusive:accounts/**", "shared:**")
+    result = genie_run("5/4:exports", "--", "true")
+    assert result.exit_code == 2
+    assert "units must be K/N" in result.stderr
+
+
 def test_the_first_double_dash_separates_the_command(recorded: list[RunOptions]) -> None:
     assert genie_run("a", "--", "true").exit_code == 42
     assert genie_run("a", "shared:b:c", "-w", "1.5", "--", "ls", "-n", "--", "--host").exit_code == 42

@@ -22,6 +22,16 @@ def dot(payload: dict[str, Any]) -> list[str]:
     return list(WAITS._dot_lines(payload))
 
 
+def test_units_and_subtrees_are_shown_as_they_are_requested() -> None:
+    counted = blocker(7, resource="pool", mode="units", units=2, of=10)
+    payload = inspected(
+        row(8, "1/10:pool", blockers=[counted]), row(9, "shared:a/1", blockers=[blocker(7, resource="a/**")])
+    )
+    assert [" 2/10:pool " in line for line in report(payload)] == [False, True, False]
+    assert [" exclusive:a/** " in line for line in report(payload)] == [False, False, True]
+    assert any('label="2/10:pool"' in line for line in dot(payload))
+
+
 def test_an_empty_graph() -> None:
     assert report(inspected(row(7, "a"))) == ["No requests wait."]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from genie.core import Disconnect, Event, Expire, Locked, LockManager, Queued, Release, Released, Request
 from genie.core.commands import Command, Take
 from genie.observability.stats import MAX_DEADLOCKS, Stats, most_contended
+from genie.protocol.commands import read, without_namespace
 
 
 class CountedLockManager:
@@ -60,6 +62,35 @@ def test_only_blocked_resources_are_contended(counted: CountedLockManager) -> No
         ("b", 7)
     ]
     assert not counted.stats._blocked_resources
+
+
+@pytest.mark.parametrize(
+    ("held", "asked", "contended"),
+    [
+        (["2/3:pool"], ["2/3:pool"], "pool"),
+        (["2/3:pool"], ["exclusive:a", "2/3:pool"], "pool"),
+        (["2/3:pool"], ["shared:a", "2/3:pool"], "pool"),
+        (["exclusive:x/**"], ["exclusive:x/1"], "x/1"),
+        (["exclusive:x/**"], ["exclusive:x/1", "1/3:pool"], "x/**"),
+        (["shared:x/1"], ["exclusive:x/**"], "x/**"),
+    ],
+)
+def test_waits_for_units_and_subtrees_are_counted_by_resource(
+    counted: CountedLockManager, held: list[str], asked: list[str], contended: str
+) -> None:
+    holder, waiter = (without_namespace(read(requests_line(each))) for each in (held, asked))
+    assert isinstance(holder, Request)
+    assert isinstance(waiter, Request)
+    counted.step(holder)
+    counted.step(waiter)
+    counted.step(Release(holder.id), 7)
+    entries = most_contended(counted.stats.contention.entries(), 5)
+    assert [(name, entry.conflicts, entry.waited_ms) for name, entry in entries] == [(contended, 1, 7)]
+    assert not counted.stats._blocked_resources
+
+
+def requests_line(resources: list[str]) -> bytes:
+    return json.dumps({"command": "request", "payload": {"resources": resources}}).encode()
 
 
 @pytest.mark.parametrize(
