@@ -56,8 +56,8 @@ class Deadlines:
                 self._drop_empty_ticks()
             self._ticks[tick] = {id: None}
             self._insert(tick)
-        if tick < self.soonest:  # noqa: PLR1730 - a call of `min` takes longer
-            self.soonest = tick
+        if tick < self.soonest:  # a call of `min` takes longer
+            self.soonest = tick + 0.0  # a float, as mypyc requires; a call of `float` takes longer
 
     def discard(self, tick: int, id: int) -> None:
         """Remove `id`, which was added with the deadline `tick`."""
