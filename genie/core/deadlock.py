@@ -37,7 +37,7 @@ MAX_READ_GRANTS = 100
 """Maximum number of resources held by a transaction that are all read to find whether others wait for them."""
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
-"""`successors` or `predecessors`: yields the neighbours of an owner in the wait-for graph."""
+"""`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for graph."""
 
 Rearrangement = dict[str, tuple[list[QueueEntry], list[Request]]]
 """For each resource whose queue changes: contiguous entries of the queue, and the new order of their requests."""
@@ -83,10 +83,6 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
     May yield an owner twice, or the owner of `request`. The nearest earlier exclusive request in a queue itself waits for all
     earlier requests and for the holders, so nothing before it needs to be yielded.
     """
-    if table.specials:
-        for name, mode in request.queue_modes():
-            yield from _special_successors(table, request, name, mode)
-        return
     for name, exclusive in request.modes():
         queue = table.wait_queue(name)
         entry = request.entry(name)
@@ -105,6 +101,26 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
         if exclusive:
             for other in queue.shared.between(nearest, entry):
                 yield other[2].owner
+
+
+def special_successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
+    """Do the same as `successors` in a table with counted resources or subtrees. Units count as conflicts."""
+    for request in table.waiting_of(owner).values():
+        for name, mode in request.queue_modes():
+            yield from _special_successors(table, request, name, mode)
+
+
+def special_predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
+    """Do the same as `predecessors` in a table with counted resources or subtrees. Units count as conflicts."""
+    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
+    for name in transaction.grants if transaction is not None else ():
+        for _, subtree in table.subtrees_above(name):
+            yield from _special_predecessors(subtree, owner, (S, X, SIX), None)
+        yield from _special_predecessors(table.resources.get(name), owner, (S, X, U, IS, IX, SIX), None)
+    for request in table.waiting_of(owner).values():
+        for name, mode in request.queue_modes():
+            modes = [each for each, others in enumerate(CONFLICTS) if mode in others]
+            yield from _special_predecessors(table.resources[name], owner, modes, request.entry(name))
 
 
 def _modes_that_need_all(resource: LockedResource) -> tuple[QueueMode, ...]:
@@ -162,12 +178,6 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
     each next owner is found in bounded time.
     """
     yield from _predecessors_of_grants(table, owner)
-    if table.specials:
-        for request in table.waiting_of(owner).values():
-            for name, mode in request.queue_modes():
-                modes = [each for each, others in enumerate(CONFLICTS) if mode in others]
-                yield from _special_predecessors(table.resources[name], owner, modes, request.entry(name))
-        return
     for request in table.waiting_of(owner).values():
         for name, exclusive in request.modes():
             queue = table.wait_queue(name)
@@ -184,11 +194,7 @@ def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         resource = table.resources.get(name)
-        if table.specials:
-            for _, subtree in table.subtrees_above(name):
-                yield from _special_predecessors(subtree, owner, (S, X, SIX), None)
-            yield from _special_predecessors(resource, owner, (S, X, U, IS, IX, SIX), None)
-        elif resource is None or resource.wait_queue is None:
+        if resource is None or resource.wait_queue is None:
             yield owner
         else:
             nearest = resource.wait_queue.exclusive.first
@@ -205,7 +211,7 @@ def may_create_cycle(table: LockTable, new_request: Request) -> bool:
     an earlier lock or request of this owner, or for the new request, which overtook it in a queue. No
     cycle is possible if all requests in the queue, including the new request, are simple.
     """
-    if new_request.simple and not table.wait_queue(new_request.names()[0]).non_simple_count:
+    if new_request.simple and not table.wait_queue((new_request.exclusive or new_request.names())[0]).non_simple_count:
         return False
     if table.specials and waits_for_own_units(table, new_request.owner):
         return True
@@ -243,16 +249,18 @@ def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
     for name in transaction.grants:
         if name in resources and resources[name].wait_queue is not None:
             return True
-    return bool(table.specials) and any(
-        isinstance(resource.special, Subtree) and new_request.transaction in resource.special.by_transaction
-        for resource in table.subtrees.values()
-    )
+    if not table.subtrees:
+        return False
+    above = (resource for name in transaction.grants for _, resource in table.subtrees_above(name))
+    return any(resource.wait_queue is not None for resource in above)
 
 
 def _overtakes(table: LockTable, new_request: Request) -> bool:
     """Return whether a new request is before another request in any queue."""
-    for name in new_request.names() if not table.specials else new_request.queues():
-        if table.wait_queue(name).last != new_request.entry(name):
+    for name in new_request.queues() if table.specials else new_request.names():
+        queue = table.resources[name].wait_queue
+        assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
+        if queue.last != new_request.entry(name):
             return True
     return False
 
@@ -270,10 +278,14 @@ def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> 
     of a long chain, and for an owner without waiters.
     """
     owner = new_request.owner
-    # With units, there may have been a cycle that was no deadlock, because a waiter needs only enough of its blockers.
-    whole = overtakes or table.specials
-    first = successors(table, owner) if whole else request_successors(table, new_request)
-    sides = (_search(table, owner, successors, first), _search(table, owner, predecessors, predecessors(table, owner)))
+    if table.specials:
+        # With units, there may have been a cycle that was no deadlock, because a waiter needs only enough of its blockers.
+        forward, backward = special_successors, special_predecessors
+        first = forward(table, owner)
+    else:
+        forward, backward = successors, predecessors
+        first = forward(table, owner) if overtakes else request_successors(table, new_request)
+    sides = (_search(table, owner, forward, first), _search(table, owner, backward, backward(table, owner)))
     for _ in range(MAX_SEARCH_STEPS // 2):
         for side in sides:
             reached_owner = next(side, None)  # None: this search has followed all its edges
@@ -311,10 +323,11 @@ def strongly_connected_component(table: LockTable, start: Owner, budget: StepBud
     The component contains the owners that both wait for `start` and are waited for by `start`, transitively.
     """
     waiters: dict[Owner, list[Owner]] = {start: []}  # of each owner that `start` waits for
+    next_owners = special_successors if table.specials else successors
     stack = [start]
     while stack:
         owner = stack.pop()
-        for other in successors(table, owner):
+        for other in next_owners(table, owner):
             budget.spend()
             if other not in waiters:
                 waiters[other] = []

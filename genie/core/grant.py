@@ -83,9 +83,9 @@ def _candidates_in_queue(
     the rest of the queue is added to `left`.
     """
     resource = table.resources.get(name)
-    queue = None if resource is None else resource.wait_queue
-    if resource is None or queue is None:
+    if resource is None or resource.wait_queue is None:
         return [], limit
+    queue = resource.wait_queue
     if resource.special is not None:
         return _candidates_in_special_queue(table, name, mode, after, limit, left)
     found: list[Request] = []
@@ -447,17 +447,19 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
 
 def _is_immediately_grantable_beside_specials(table: LockTable, request: Request) -> bool:
     """Do the same as `is_immediately_grantable` for any request, in a table with counted resources or subtrees."""
+    # Units are counted again, even if the owner holds as many.
+    may_own = request.transaction is not None and not request.units
     for name, mode in request.modes():
         resource = table.lookup(name)
         if resource is None:
             continue
         if resource.wait_queue is not None or _excludes(table, resource, name, request.owner, mode):
-            return request.transaction is not None and _already_owns(table, request, request.transaction)
+            return may_own and _already_owns(table, request, str(request.transaction))
         if mode == U and not units_fit(resource, request.units[name], (), name):
             return False
-    if _has_room_below_subtrees(table, request.owner, request.modes()):
+    if not table.subtrees or _has_room_below_subtrees(table, request.owner, request.modes()):
         return True
-    return request.transaction is not None and _already_owns(table, request, request.transaction)
+    return may_own and _already_owns(table, request, str(request.transaction))
 
 
 def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tuple[str, QueueMode]]) -> bool:
@@ -513,11 +515,8 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
 
 
 def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
-    """Return whether the transaction of a request already holds all its resources, each in the same or a stronger mode.
-
-    Never of units, which are counted again.
-    """
-    if transaction not in table.transactions or request.units:
+    """Return whether the transaction of a request without units holds all its resources, each in the same or a stronger mode."""
+    if transaction not in table.transactions:
         return False
     grants, uncontended, resources = table.transactions[transaction].grants, table.uncontended, table.resources
     for name in request.exclusive:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from genie.core.deadlock import StepBudget, successors
+from genie.core.deadlock import StepBudget, special_successors, successors
 from genie.core.lock_table import LockTable
 from genie.core.manager import LockManager
 from genie.core.model import HELD, Owner, Request
@@ -138,8 +138,9 @@ def _cycle(waiting: Sequence[Request], requests: Iterable[Request]) -> Iterator[
     remaining: dict[Owner, int] = {}
     blocked_by: dict[Owner, list[Owner]] = {}
     owners = dict.fromkeys(request.owner for request in waiting)
+    next_owners = special_successors if manager.table.specials else successors
     for owner in owners:
-        others = {other for other in successors(manager.table, owner) if other in owners and other != owner}
+        others = {other for other in next_owners(manager.table, owner) if other in owners and other != owner}
         remaining[owner] = len(others)
         for other in others:
             blocked_by.setdefault(other, []).append(owner)

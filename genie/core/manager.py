@@ -171,12 +171,18 @@ class LockManager:
         for name in request.exclusive:
             if name in uncontended or name in resources:
                 return False
-        if request.shared or table.specials:
+        if request.shared or table.subtrees:
             return False
         id_ = self.next_id
         self.next_id = id_ + 1
         request.id = request.owner = id_
-        self._begin_hold(request, now)
+        request.state = HELD
+        request.fence = self.next_fence
+        self.next_fence += 1
+        request.since = now
+        request.since_unix_ms = now + self.unix_offset_ms
+        request.deadline = ceil(now + request.transaction_timeout_ms)
+        self.deadlines.add(request.deadline, id_)
         table.held[id_] = request
         if request.transaction is not None:
             self._add_to_transaction(request, request.transaction, now)
@@ -192,7 +198,7 @@ class LockManager:
         table = self.table
         request = table.held.get(id)
         uncontended = table.uncontended
-        if request is None or request.origin is not origin or request.shared or table.specials:
+        if request is None or request.origin is not origin or request.shared or table.subtrees:
             return None
         for name in request.exclusive:
             if name not in uncontended:
@@ -224,7 +230,8 @@ class LockManager:
         request = self.table.find(id)
         if request is None:
             return
-        self._clear_deadline(request)
+        if request.deadline < NEVER:
+            self.deadlines.discard(request.deadline, id)
         if request.state is HELD:
             self.table.remove_held(request, keep_moved=True)
         else:
@@ -429,7 +436,8 @@ class LockManager:
             if request.details is not None:
                 limit -= len(request.units)
             if request.state is HELD:
-                affected = self._remove_held(request)
+                self.deadlines.discard(request.deadline, id_)
+                affected = self.table.remove_held(request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
             else:
                 self.deadlines.discard(request.deadline, id_)
@@ -460,11 +468,12 @@ class LockManager:
                 if request.deadline < NEVER:
                     self.deadlines.discard(request.deadline, request.id)
                 self.table.dequeue(request)
-                if self.table.specials:
+                if request.details is not None:
                     self._close_specials(request)
                 self._end(Released(request, reason), events)
             elif request.state is HELD:
-                affected += self._remove_held(request)
+                self.deadlines.discard(request.deadline, request.id)
+                affected += self.table.remove_held(request)
                 self._end(Released(request, reason), events)
         self._grant_waiters(affected, now, events)
 
@@ -496,7 +505,13 @@ class LockManager:
 
     def _grant(self, request: Request, now: float) -> None:
         """Make a request held, and add it to the lock table."""
-        self._begin_hold(request, now)
+        request.state = HELD
+        request.fence = self.next_fence
+        self.next_fence += 1
+        request.since = now
+        request.since_unix_ms = now + self.unix_offset_ms
+        request.deadline = ceil(now + request.transaction_timeout_ms)
+        self.deadlines.add(request.deadline, request.id)
         if request.transaction is not None and self.lock_order is not None:
             transaction = self.table.transactions.get(request.transaction)
             if transaction is not None and transaction.waiting:
@@ -516,16 +531,6 @@ class LockManager:
         transaction.held[request.id] = request
         for resource in request.exclusive:
             transaction.grants[resource] = 1  # its first grant, because the resource was unlocked
-
-    def _begin_hold(self, request: Request, now: float) -> None:
-        """Assign the fencing token and the deadline of a request that is granted now."""
-        request.state = HELD
-        request.fence = self.next_fence
-        self.next_fence += 1
-        request.since = now
-        request.since_unix_ms = now + self.unix_offset_ms
-        request.deadline = ceil(now + request.transaction_timeout_ms)
-        self.deadlines.add(request.deadline, request.id)
 
     def _end(self, event: Released, events: list[Event]) -> None:
         """Mark a request that was removed from the table as ended, and remember its outcome."""
@@ -549,7 +554,7 @@ class LockManager:
         limit = read_limit(request, max_counted)
         blockers, total, reads = sample_blockers(self.table, request, limit, count=True)
         self.table.dequeue(request)
-        if self.table.specials:
+        if request.details is not None:
             self._close_specials(request)
         self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, min(total, max_counted)), events)
         return reads
@@ -558,26 +563,17 @@ class LockManager:
         """End a new request that cannot wait: with `deadlock` if it closed a cycle, else with `queue-timeout`."""
         blockers = find_blockers(self.table, request) if cycle is None else ((), 0)
         self.table.withdraw(request)
-        if self.table.specials:
+        if request.details is not None:
             self._close_specials(request)
         if cycle is None:
             self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, *blockers), events)
         else:
             self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
 
-    def _remove_held(self, request: Request) -> AffectedQueues:
-        """Remove a held request. Return the queues in which waiters may be grantable now."""
-        self.deadlines.discard(request.deadline, request.id)
-        return self.table.remove_held(request)
-
-    def _clear_deadline(self, request: Request) -> None:
-        if request.deadline < NEVER:
-            self.deadlines.discard(request.deadline, request.id)
-
     def _queues_of(self, request: Request) -> AffectedQueues:
         """Return the queues of a waiting request, in which waiters may become grantable once it is removed."""
-        modes = request.modes() if request.details is None else request.queue_modes()
-        return [(name, mode, request.entry(name)) for name, mode in modes]
+        modes = request.modes if request.details is None else request.queue_modes
+        return [(name, mode, request.entry(name)) for name, mode in modes()]
 
     def _append_moved(self, moved: dict[Request, int], names: set[str], events: list[Event]) -> None:
         """Append a `Moved` event for each moved request that still waits. They have moved in the queues of `names`.
@@ -605,18 +601,19 @@ class LockManager:
         be checked in later steps. Only the grant of units is followed by another pass, because later waiters need not fit into
         the limit of a holder. Returns about how many requests and resources were read.
         """
+        table = self.table
         if len(affected) == 1 and new_request is None:
-            only_candidate = only_grantable(self.table, affected[0][0])
+            only_candidate = only_grantable(table, affected[0][0])
             if only_candidate is not None:
                 self._grant_waiter(only_candidate, now, events)
                 return 1
-        candidates, left, reads = grant_candidates(self.table, affected, new_request)
+        candidates, left, reads = grant_candidates(table, affected, new_request)
         for request in candidates:
-            if is_grantable(self.table, request):
+            if is_grantable(table, request):
                 self._grant_waiter(request, now, events)
-        if self.table.specials:
-            events += map(Moved, self.table.unmoved)
-            self.table.unmoved.clear()
+        if table.specials:
+            events += map(Moved, table.unmoved)
+            table.unmoved.clear()
             left += self._grant_beside_units(candidates, now, events)
         if left:
             self._leave_for_later(left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from itertools import chain, repeat
 from typing import Final
 
 from genie.core.context import NO_CONTEXT, Context, Origin
@@ -163,8 +164,7 @@ class Request:
         """Return the entry of this waiting request in the wait queue of `name`."""
         if self.moved is not None and name in self.moved:
             return self.moved[name]
-        assert self.queue_entry is not None  # noqa: S101 - an invariant, and what mypy needs to know
-        return self.queue_entry
+        return self.queue_entry  # type: ignore[return-value] # it waits
 
     def move(self, name: str, entry: QueueEntry) -> None:
         """Move this request to the position of `entry` in the wait queue of `name`.
@@ -204,14 +204,13 @@ class Request:
         return Mode.EXCLUSIVE if self.queue_mode(name) == X else Mode.SHARED
 
     def modes(self) -> Iterator[tuple[str, QueueMode]]:
-        """Yield each requested resource once, with its mode: `S`, `X` or `U`."""
-        for name in self.exclusive:
-            yield name, X
-        for name in self.shared:
-            yield name, S
-        if self.details is not None:
-            for name in self.details.units:
-                yield name, U
+        """Return each requested resource once, with its mode: `S`, `X` or `U`."""
+        if self.details is None:  # nearly all requests name resources in one mode
+            if not self.shared:
+                return zip(self.exclusive, repeat(X))
+            if not self.exclusive:
+                return zip(self.shared, repeat(S))
+        return chain(zip(self.exclusive, repeat(X)), zip(self.shared, repeat(S)), zip(self.units, repeat(U)))
 
     def queue_modes(self) -> Iterable[tuple[str, QueueMode]]:
         """Return each queue of this waiting request by the name of its resource, and the mode in this queue."""

@@ -105,11 +105,11 @@ def _held_mode(table: LockTable, name: str, holder: Request) -> Mode:
     A holder may hold thousands of resources, so its names are searched only if `name` is held in
     both modes.
     """
-    if name in table.uncontended:
+    resource = table.resources.get(name)
+    if resource is None or resource.exclusive_count == len(resource.holders):
         return Mode.EXCLUSIVE
-    resource = table.resources[name]
-    if resource.special is None and resource.exclusive_count in (0, len(resource.holders)):
-        return Mode.EXCLUSIVE if resource.exclusive_count else Mode.SHARED
+    if resource.special is None and not resource.exclusive_count:
+        return Mode.SHARED
     return holder.mode(name)
 
 
@@ -134,7 +134,7 @@ def _scan_resource(
         yield from _scan_special_resource(table, request, name, mode)
         return
     for holder in resource.holders.values() if mode or resource.exclusive_count else ():
-        blocks = mode or _held_mode(table, name, holder) is Mode.EXCLUSIVE
+        blocks = mode or resource.exclusive_count == len(resource.holders) or holder.queue_mode(name)
         yield name, holder if blocks and holder.owner != owner else None, True
     queue, own_entry = table.wait_queue(name), request.entry(name)
     for waiters in (queue.exclusive, queue.shared) if mode else (queue.exclusive,):

@@ -278,6 +278,8 @@ class WaitQueue:
             self._insert_among_inverted(name, request, mode, moved)
         elif mode == X:
             self.exclusive.add(request.entry(name))
+        elif mode == S:
+            self.shared.add(request.entry(name))
         else:
             self.add(request.entry(name), mode)
 
