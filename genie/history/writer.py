@@ -36,6 +36,8 @@ MAX_QUEUED_BYTES: Final = 64 << 20
 """Maximum number of bytes that wait for the disk. Further events are dropped."""
 ROOM_CHECK_S: Final = 1.0
 """Seconds between two checks for room while events are dropped."""
+DISK_RETRY_S: Final = 10.0
+"""Seconds after an error of the disk until the recording begins a new file."""
 ARCHIVER_RETRY_S: Final = 60.0
 """Seconds after which an archiver that has failed is started again."""
 
@@ -98,9 +100,15 @@ class _RawFile:
         # The file gets its name only after it is locked. Otherwise an archiver could take it for a complete file.
         part = directory / f"{self.stem}{RAW}.part"
         self.file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-        self.write(records.encode_lines([opened]))
-        part.rename(directory / f"{self.stem}{RAW}")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+            self.write(records.encode_lines([opened]))
+            part.rename(directory / f"{self.stem}{RAW}")
+        except OSError:  # for example, the disk is full
+            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the same error again
+                self.file.close()
+            raise
         self._opened_at_s = time.monotonic()
         self._opened_size = self.size
         """The size of the file before its first event."""
@@ -186,12 +194,13 @@ class _Archiver:
 class HistoryWriter:
     """Appends lines to the current file of one leadership.
 
-    `write` and `close` never wait: a thread does what may block. An error of the disk ends the recording: `error` has its text.
-    Lines for which the retention leaves no room are dropped, and the next lines begin with a gap.
+    `write` and `close` never wait: a thread does what may block. After an error of the disk, the thread drops lines, and begins
+    the next file after `DISK_RETRY_S`. Lines for which the retention leaves no room are dropped too. The next lines begin with a
+    gap.
     """
 
     def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
-        self.directory, self.error = directory, ""
+        self.directory = directory
         self.retention = retention
         self._namespace, self._server = namespace, server
         self._term = secrets.token_hex(4)
@@ -203,6 +212,10 @@ class HistoryWriter:
         """The writes that were dropped before the queue."""
         self._dropped_by_thread = DroppedWrites()
         """The writes that were dropped after the queue. The total includes those of the archiver."""
+        self._has_failed = False
+        """The disk has failed, and no file could be written since then. Only the thread uses this."""
+        self._unrecorded_live: int | None = None
+        """Live requests of a snapshot that was dropped, until a file says so. Only the thread uses this."""
         self._other_bytes = 0
         """Bytes of the raw files except the current one, when they were last counted."""
         self._recount_at_s = 0.0
@@ -214,7 +227,7 @@ class HistoryWriter:
 
     def write(self, lines: bytes) -> None:
         """Queue lines for the thread, or drop them if too much is queued."""
-        if self.error or sum(self._queued_sizes) > MAX_QUEUED_BYTES:
+        if sum(self._queued_sizes) > MAX_QUEUED_BYTES:
             self._dropped_by_loop.add()
             return
         lines = self._dropped_by_loop.take_gap() + lines
@@ -233,18 +246,10 @@ class HistoryWriter:
         """
         self._queued_sizes.append(queued_bytes)
         self._queue.put(_Snapshot(live, parts))
-        if self.error:  # the thread has ended, or ends now
-            self._drop_queued()
-
-    def _drop_queued(self) -> None:
-        """Empty the queue after the disk has failed. Otherwise up to `MAX_QUEUED_BYTES` would stay in memory."""
-        with contextlib.suppress(Empty):
-            while True:
-                self._dropped_by_thread.total += self._queue.get_nowait() is not None
 
     def close(self) -> None:
         """End the file once everything queued is written."""
-        if not self.error and (gap := self._dropped_by_loop.take_gap()):
+        if gap := self._dropped_by_loop.take_gap():
             self._queued_sizes.append(len(gap))
             self._queue.put(gap)
         self._queue.put(None)
@@ -256,11 +261,22 @@ class HistoryWriter:
     # -- in the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        ends = False
+        while not self._record() and not ends:
+            ends = self._drop_for_a_while()
+        self._closed.set()
+        self._on_archived(self._archiver.join())
+
+    def _record(self) -> bool:
+        """Write to files until the recording ends. Return False if the disk fails before."""
         file: _RawFile | None = None
+        lines: bytes | _Snapshot | None = None
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             shrink(self.directory, self.retention)
             file = self._create_next_file()
+            if self._has_failed:
+                self._resume(file)
             while (lines := self._next_lines(file)) is not None:
                 if os.fstat(file.file.fileno()).st_nlink == 0:  # the file was deleted
                     file.file.close()
@@ -268,6 +284,7 @@ class HistoryWriter:
                 if lines:
                     self._append(file, lines)
                     self._queued_sizes.popleft()
+                    lines = None
                 file.measure_snapshot()
                 if file.is_complete(self.retention.segment_bytes) and self._has_room(file, 0, RESERVED_BYTES // 2):
                     following = self._create_next_file(file.snapshot_bytes)
@@ -277,17 +294,57 @@ class HistoryWriter:
                 self._archive()
             self._write_gap(file)
         except OSError as error:
-            self.error = str(error)
-            log.error(  # noqa: TRY400 - the text of the error says it all
-                "history recording ended", namespace=self._namespace, directory=str(self.directory), error=self.error
-            )
-            self._drop_queued()
+            if not self._has_failed:
+                self._has_failed = True
+                log.error(  # noqa: TRY400 - the text of the error says it all
+                    "history recording failed, retrying",
+                    namespace=self._namespace,
+                    directory=str(self.directory),
+                    error=str(error),
+                    retry_s=DISK_RETRY_S,
+                )
+            if lines:
+                self._drop(lines)
+            self._archiver.due_at_s = 0.0  # the file is complete, except for its last line
+            return False
         finally:
             if file is not None:
                 with contextlib.suppress(OSError):  # the error that is logged above, again
                     file.file.close()
-            self._closed.set()
-        self._on_archived(self._archiver.join())
+        return True
+
+    def _drop_for_a_while(self) -> bool:
+        """Drop all lines for `DISK_RETRY_S` after the disk has failed. Return whether the recording ends."""
+        end_s = time.monotonic() + DISK_RETRY_S
+        while (remaining_s := end_s - time.monotonic()) > 0:
+            try:
+                lines = self._queue.get(timeout=remaining_s)
+            except Empty:
+                break
+            if lines is None:
+                self._queue.put(None)  # for a last attempt, which writes the gap
+                return True
+            self._drop(lines)
+        return False
+
+    def _drop(self, lines: bytes | _Snapshot) -> None:
+        """Count lines from the queue as dropped, because the disk has failed."""
+        self._dropped_by_thread.add()
+        self._queued_sizes.popleft()
+        if isinstance(lines, _Snapshot):
+            self._unrecorded_live = lines.live
+
+    def _resume(self, file: _RawFile) -> None:
+        """Write what was dropped since the disk failed, at the beginning of the first file after that."""
+        self._other_bytes = raw_bytes(self.directory, self.retention, file.stem)
+        if self._unrecorded_live is not None:
+            start = file.size
+            file.write(records.encode_lines([records.unrecorded(time.time() * 1000, self._unrecorded_live)]))
+            file.begin_events(start)
+            self._unrecorded_live = None
+        self._write_gap(file)
+        self._has_failed = False
+        log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
 
     def _next_lines(self, file: _RawFile) -> bytes | _Snapshot | None:
         """Wait for the next lines until the file is old, and return them. Return None if the recording ends."""
@@ -344,8 +401,13 @@ class HistoryWriter:
 
     def _write_gap(self, file: _RawFile) -> None:
         """Write the line about the writes that the thread has dropped, for which room is reserved."""
+        count = self._dropped_by_thread.count
         if gap := self._dropped_by_thread.take_gap():
-            file.write(gap)
+            try:
+                file.write(gap)
+            except OSError:
+                self._dropped_by_thread.count = count  # the same gap follows in the next file
+                raise
 
     def _create_next_file(self, previous_snapshot_bytes: int = 0) -> _RawFile:
         """Create the next file.
@@ -354,10 +416,11 @@ class HistoryWriter:
         decides when the file is complete.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._number += 1
-        now_ms = time.time() * 1000
-        opened = records.Opened(now_ms, records.FORMAT, self._namespace, self._server, self._term, self._number)
-        return _RawFile(self.directory, opened, previous_snapshot_bytes)
+        now_ms, number = time.time() * 1000, self._number + 1
+        opened = records.Opened(now_ms, records.FORMAT, self._namespace, self._server, self._term, number)
+        file = _RawFile(self.directory, opened, previous_snapshot_bytes)
+        self._number = number
+        return file
 
     def _archive(self) -> None:
         """Start the archiver if it is due, and count what an ended one has dropped."""

@@ -75,7 +75,7 @@ class Recording:
     def stop(self) -> None:
         self.recorder.stop()
         self.writer.join(10)
-        assert not self.writer.error
+        assert not self.writer._has_failed
 
 
 def release_line(id: int) -> bytes:

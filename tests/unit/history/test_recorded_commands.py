@@ -271,7 +271,7 @@ class Server:
         self.observer.stop()
         for writer in (self.writer, self.observed):
             writer.join(10)
-            assert not writer.error
+            assert not writer._has_failed
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from genie.core import LockManager, Request
 from genie.history.archiver import archive_complete
 from genie.history.recorder import History
 from genie.history.redaction import redaction_key
 from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import list_segments
-from genie.history.writer import namespace_directory
-from support.core.history_recording import PRINCIPALS, Recording
+from genie.history.writer import _RawFile, namespace_directory
+from support.core.history_recording import PRINCIPALS, T0, Recording
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -26,6 +27,10 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - the event is in a thread
             await asyncio.sleep(0.01)
+
+
+def list_names(directory: Path, suffix: str) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.suffix == suffix]
 
 
 def record_writes(directory: Path, count: int) -> None:
@@ -143,3 +148,46 @@ def test_a_damaged_redaction_key_is_an_error(tmp_path: Path, content: bytes) -> 
 def test_each_namespace_has_its_own_subdirectory(tmp_path: Path, namespace: str) -> None:
     directory = namespace_directory(tmp_path, namespace).resolve()
     assert directory.parent == tmp_path.resolve()
+
+
+@pytest.mark.parametrize("failing", ["snapshot", "events", "first file"])
+async def test_a_full_disk_leaves_a_gap_and_not_the_end_of_the_history(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("genie.history.writer.DISK_RETRY_S", 0.05)
+    write, is_full, failed = _RawFile.write, failing == "snapshot", list[bytes]()
+
+    def write_if_room(file: _RawFile, lines: bytes) -> None:
+        begins = failing == "first file" and b'"opened"' in lines and not failed
+        if begins or (is_full and (failing != "snapshot" or b'"opened"' not in lines)):
+            failed.append(lines)
+            write(file, lines[: len(lines) // 2])
+            raise OSError(28, "No space left on device")
+        write(file, lines)
+
+    manager = LockManager(unix_offset_ms=T0)
+    before = manager.step(Request(exclusive=("before",)), 0)
+    assert before
+    monkeypatch.setattr(_RawFile, "write", write_if_room)
+    recording = Recording(tmp_path, manager=manager)
+    lost = None
+    if failing == "events":
+        recording.request(1, "kept")
+        recording.recorder.flush()
+        await until(lambda: not recording.writer._queued_sizes)
+        is_full = True
+        lost = recording.request(2, "lost")
+        recording.recorder.flush()
+    await until(lambda: len(failed) > 2 or (failing == "first file" and bool(failed)))
+    is_full = False
+    await until(lambda: not recording.writer._has_failed)
+    last = recording.request(3, "after")
+    recording.stop()
+    archive_complete(tmp_path)
+    found = search(tmp_path, Query())
+    ids = [entry.id for entry in found.requests]
+    assert last.id in ids
+    assert lost is None or lost.id not in ids
+    assert found.gaps > 0
+    assert not list_names(tmp_path, ".part")
+    assert not recording.writer._queued_sizes
