@@ -412,9 +412,72 @@ CLIENT_MUTANTS: Final = [
         "MAX_TAKEOVERS: Final = 1",
         source="18",
     ),
+    Mutant(
+        "the units of blockers are lost",
+        "protocol/messages.py",
+        "            self.units,\n            self.of,\n",
+        "",
+        source="4",
+    ),
+    Mutant(
+        "repeated units are not added up",
+        "protocol/resources.py",
+        "            asked = min(asked[0] + others[0], limit), limit\n",
+        "            asked = asked[0], limit\n",
+        source="4",
+    ),
+    Mutant(
+        "a watch ignores the subtrees above its prefix",
+        "client/watches.py",
+        "is_subtree(resource) and prefix.startswith(",
+        "False and prefix.startswith(",
+        source="2",
+    ),
 ]
 
 SERVER_MUTANTS: Final = [
+    Mutant(
+        "blockers lack their units",
+        "protocol/replies.py",
+        "    if blocker.units is not None:",
+        "    if False:",
+        source="Units",
+    ),
+    Mutant(
+        "repeated units are replaced",
+        "protocol/resources.py",
+        "_check_units(name, units[0] + others[0], units[1])[1]",
+        "_check_units(name, others[0], units[1])[1]",
+        source="Units",
+    ),
+    Mutant(
+        "the waits of a deadlock lack their units",
+        "protocol/replies.py",
+        "    if wait.units is not None:",
+        "    if False:",
+        source="Deadlocks",
+    ),
+    Mutant(
+        "watches below a subtree get no events",
+        "server/watch_events.py",
+        "has_subtrees = request.details is not None and request.details.subtrees",
+        "has_subtrees = False",
+        source="Subtrees",
+    ),
+    Mutant(
+        "every name outside a subtree is below it",
+        "core/special.py",
+        "    return name.startswith(subtree[:-2]) and name != subtree",
+        "    return name != subtree",
+        source="Subtrees",
+    ),
+    Mutant(
+        "a subtree can be chosen",
+        "protocol/resources.py",
+        '    if subtrees := [name for name in modes if name[-2:] == "**" and is_subtree(name)]:',
+        "    if subtrees := []:",
+        source="Subtrees",
+    ),
     Mutant(
         "a connection whose session was taken over gets no reason",
         DISPATCHER,

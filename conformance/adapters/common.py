@@ -90,7 +90,10 @@ def error_result(error: BaseException) -> dict[str, Any]:
     """Return the `error` of a call."""
     fields: dict[str, Any] = {"type": error_type(error), "message": f"{type(error).__name__}: {error}"}
     if isinstance(error, genie.QueueTimeout):
-        fields["blockers"] = [{"id": blocker.id, "resource": blocker.resource} for blocker in error.blockers]
+        fields["blockers"] = [
+            {"id": blocker.id, "resource": blocker.resource, "units": blocker.units, "of": blocker.of}
+            for blocker in error.blockers
+        ]
     elif isinstance(error, genie.Deadlock):
         fields["cycle"] = list(error.cycle)
     elif isinstance(error, genie.Insufficient):

@@ -332,7 +332,7 @@ func describe(err error) object {
 	case errors.As(err, &queueTimeout):
 		list := []object{}
 		for _, blocker := range queueTimeout.Blockers {
-			list = append(list, object{"id": blocker.ID, "resource": blocker.Resource})
+			list = append(list, object{"id": blocker.ID, "resource": blocker.Resource, "units": blocker.Units, "of": blocker.Of})
 		}
 		result["type"], result["blockers"] = "queue-timeout", list
 	case errors.As(err, &deadlock):
