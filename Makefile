@@ -90,9 +90,10 @@ soak-faults: $(VENV)/.tested redis
 soak-report: $(VENV)/.tested redis
 	$(BIN)/python benchmarks/soak.py --seconds 600
 
-# Mutation tests of the simulator's checkers: which seed detects each known defect?
+# Mutation tests of the simulator's checkers, and of the theory of locks: which seed detects each known defect?
 mutants: $(VENV)/.tested
 	$(BIN)/python tests/simulation/mutants.py
+	PYTHONPATH=tests $(BIN)/python tests/unit/core/mutants.py
 
 # A million inputs for the parsers and for whole servers (docs/concepts/verification.md). FUZZ has options:
 # make fuzz FUZZ="--inputs 100000 --seed 7"

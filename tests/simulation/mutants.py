@@ -25,7 +25,13 @@ import sys
 from pathlib import Path
 
 from conformance.mutation import ROOT, Mutant, NotRunError, environment, main, mutated
-from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_REPLICATED_SEED, FIRST_V1_FEATURES_SEED
+from simulator.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_LOCK_KINDS_SEED,
+    FIRST_REPLICATED_SEED,
+    FIRST_V1_FEATURES_SEED,
+)
 
 SEEDS = 300
 
@@ -488,6 +494,42 @@ MUTANTS = [
         "stored.traceparent, stored.chosen),",
         "stored.traceparent, None),",
         first=FIRST_ANY_OF_SEED,
+    ),
+    # -- units and subtrees
+    Mutant(
+        "a lock below a subtree is granted on the fast path",
+        "core/manager.py",
+        "        if request.shared or table.specials:\n            return False",
+        "        if request.shared:\n            return False",
+        first=FIRST_LOCK_KINDS_SEED + 15,
+    ),
+    Mutant(
+        "a lock below a subtree is released on the fast path",
+        "core/manager.py",
+        "if request is None or request.origin is not origin or request.shared or table.specials:",
+        "if request is None or request.origin is not origin or request.shared:",
+        first=FIRST_LOCK_KINDS_SEED,
+    ),
+    Mutant(
+        "subtrees ignore the locks below them",
+        "core/grant.py",
+        "    return held or (isinstance(special, Subtree) and special.has_conflicting(mode, owner))",
+        "    return held",
+        first=FIRST_LOCK_KINDS_SEED,
+    ),
+    Mutant(
+        "the units in use are not counted",
+        "core/grant.py",
+        "        total += special.in_use\n",
+        "        pass\n",
+        first=FIRST_LOCK_KINDS_SEED,
+    ),
+    Mutant(
+        "requests for units overtake earlier ones",
+        "core/grant.py",
+        "queue.of_mode(U).between(None, entry), name)",
+        "(), name)",
+        first=FIRST_LOCK_KINDS_SEED + 29,
     ),
     Mutant(
         "a release grants no waiter",

@@ -132,6 +132,20 @@ def test_the_lock_manager_decides_as_the_theory(seed: int) -> None:
     run(seed, STEPS)
 
 
+@pytest.mark.parametrize(("earlier", "later"), [((1, 4), (2, 2)), ((1, 2), (2, 4))])
+def test_a_later_request_must_fit_into_its_own_limit_and_into_that_of_an_earlier_one(
+    earlier: tuple[int, int], later: tuple[int, int]
+) -> None:
+    """The earlier request waits for another resource, and units of the pool are free."""
+    checked = Checked()
+    checked.request(Entry(1, 1, (Lock("c", "exclusive"),)))
+    checked.request(Entry(2, 2, (Lock("c", "exclusive"), Lock("pool", "units", *earlier))))
+    checked.request(Entry(3, 3, (Lock("pool", "units", *later),)))
+    assert list(checked.manager.table.held) == [1]
+    checked.end(2)
+    assert list(checked.manager.table.held) == [1, 3]
+
+
 # -- The state elsewhere: stored, loaded in any order, and followed -----------------------
 
 
