@@ -150,7 +150,7 @@ def _check_counts_agree(manager: LockManager) -> None:
     table = manager.table
     if table.locks != sum(len(request.names()) for request in table.held.values()):
         raise Violation("the number of held locks is wrong")
-    if table.queue_entries != sum(len(request.names()) for request in table.waiting.values()):
+    if table.queue_entries != sum(len([*request.queues()]) for request in table.waiting.values()):
         raise Violation("the number of queue entries is wrong")
     if table.specials != sum(resource.special is not None for resource in table.resources.values()):
         raise Violation("the number of counted resources and subtrees is wrong")

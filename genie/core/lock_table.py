@@ -76,7 +76,7 @@ class LockTable:
         self.specials = 0
         """The number of counted resources and subtrees in `resources`. While it is 0, all requests take the shorter paths."""
         self.queue_entries = 0
-        """The number of wait-queue entries of all resources, without intentions."""
+        """The number of wait-queue entries of all resources, with intentions: a request may wait below hundreds of subtrees."""
         self.held: dict[int, Request] = {}
         """Held requests by id."""
         self.waiting: dict[int, Request] = {}
@@ -313,13 +313,13 @@ class LockTable:
         self._add_intentions(request)
         queues = list(request.queue_modes())
         request.simple = request.transaction is None and len(queues) == 1
-        self.queue_entries += request.name_count()
+        self.queue_entries += len(queues)
         return queues
 
     def _leave_special_queues(self, request: Request) -> None:
         """Remove a request from its queues, in a table with counted resources or subtrees."""
-        self.queue_entries -= request.name_count()
         for name, mode in request.queue_modes():
+            self.queue_entries -= 1
             resource = self.resources[name]
             queue = resource.wait_queue
             assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -433,6 +433,7 @@ class LockTable:
                 self.wait_queue(name).non_simple_count += 1
         request.details.queue_modes[subtree] = mode
         self.wait_queue(subtree).restore(subtree, request, mode)
+        self.queue_entries += 1
 
     def close_specials(self, request: Request, *, keep_moved: bool = False) -> AffectedQueues:
         """Remove the counted resources and the subtrees of a request that has ended, if no other request names them.
@@ -455,6 +456,7 @@ class LockTable:
             for *_, waiter in [] if queue is None else queue.entries():
                 assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
                 del waiter.details.queue_modes[subtree]
+                self.queue_entries -= 1
                 if waiter.moved is not None and subtree in waiter.moved and not keep_moved:
                     del waiter.moved[subtree]
                     waiter.moved = waiter.moved or None

@@ -215,7 +215,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Requests of a connection without a session, held and waiting": SETTINGS.limits.max_requests_per_connection,
         "Bytes of a reply that is retained with its details": session.MAX_RETAINED_REPLY_BYTES,
         "Held locks, one for each resource of a request; checked on arrival, so waiting requests may be granted beyond it": SETTINGS.limits.max_locks,
-        "Wait-queue entries, one for each resource of a waiting request": SETTINGS.limits.max_queue,
+        "Wait-queue entries, one for each resource of a waiting request, and one for each subtree above its resources that is locked or waited for": SETTINGS.limits.max_queue,
         "Retained replies of all connections without a session together, beyond the replies that each can retain": sessions.MAX_RETAINED_REPLIES_TOTAL,
         "Retained replies that each connection without a session can retain": sessions.GUARANTEED_REPLIES,
         "Bytes of held and waiting requests, sessions and watches": SETTINGS.limits.max_state,

@@ -19,6 +19,7 @@ from genie.core import (
     GraphFull,
     LockManager,
     Moved,
+    QueueFull,
     Recover,
     Release,
     Request,
@@ -280,3 +281,27 @@ def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> N
         check(follower.manager)
         assert not reduce(theory_of(follower.manager).requests, in_queue_order=True)[1]
         successor.step()
+
+
+def test_the_wait_queue_entries_in_the_queues_of_subtrees_are_limited() -> None:
+    """Below 50 subtrees a waiting request has 51 entries, which take 20 times the memory of one."""
+    manager, depth, limit = LockManager(), 50, 1_000
+    held = []
+    for number in range(depth):
+        request = Request(shared=("a/" * (number + 1) + "**",))
+        request.details = details_of(request.shared, ())
+        manager.request_special(request, 0.0, limit)
+        held.append(request.id)
+    waiting = []
+    for number in range(limit):
+        request = Request(exclusive=("a/" * depth + str(number),))
+        if type(manager.request(request, 0.0, limit)[0]) is QueueFull:
+            break
+        waiting.append(request.id)
+    table = manager.table
+    assert limit - depth <= table.queue_entries == len(waiting) * (depth + 1) <= limit + depth
+    check(manager)
+    for id_ in (*held, *waiting):
+        manager.release(id_, 0.0)
+        check(manager)
+    assert (table.queue_entries, table.specials, table.locks) == (0, 0, 0)
