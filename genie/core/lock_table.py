@@ -5,6 +5,9 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import compress, islice, repeat
+from operator import attrgetter
 from typing import Final, cast
 
 from genie.core.lock_order.members import HeldClasses
@@ -391,28 +394,31 @@ class LockTable:
             request.details.queue_modes = modes
 
     def _open_subtree(self, subtree: str) -> None:
-        # Nearly all names of a large table are uncontended, so they are found in one expression.
-        prefix = subtree[:-2]
-        uncontended = [item for item in self.uncontended.items() if item[0].startswith(prefix)]
-        below = [name for name in self.resources if contains(subtree, name)]
+        # There may be a million names, so there is no Python code for each of them.
+        prefix = repeat(subtree[:-2])
+        is_below = list(map(str.startswith, self.uncontended, prefix))
+        uncontended = list(compress(self.uncontended.values(), is_below))
+        below = list(compress(self.resources, map(str.startswith, self.resources, prefix)))
         resource = self.get_or_create_resource(subtree)
         special = resource.special = Subtree()
         self.subtrees[subtree] = resource
         self.specials += 1
         special.exclusive = len(uncontended)
-        special.examples = {name: (X, request) for name, request in uncontended[:MAX_EXAMPLES]}
-        by_transaction: dict[str, int] = {}
-        for _, request in uncontended:
-            if request.transaction is not None:
-                by_transaction[request.transaction] = by_transaction.get(request.transaction, 0) + 1
-        special.by_transaction = {name: (0, count) for name, count in by_transaction.items()}
+        examples = islice(compress(self.uncontended.items(), is_below), MAX_EXAMPLES)
+        special.examples = {name: (X, request) for name, request in examples}
+        counts = Counter(map(attrgetter("transaction"), uncontended))
+        counts.pop(None, None)
+        special.by_transaction = dict(zip(counts, zip(repeat(0), counts.values()), strict=True))
         waiting: dict[int, Request] = {}
         for name in below:
             each = self.resources[name]
             for request in each.holders.values():
                 special.add(request, name, request.queue_mode(name), 1)
             if each.wait_queue is not None:
-                waiting |= {entry[2].id: entry[2] for entry in each.wait_queue if name in entry[2].names()}
+                # In the queue of a subtree, requests below it are also found in the queues of their names.
+                for *_, request in each.wait_queue:
+                    if each.special is None or name in request.names():
+                        waiting[request.id] = request
         for id_ in sorted(waiting):
             self._add_intention(waiting[id_], subtree)
 
@@ -461,7 +467,7 @@ class LockTable:
                     del waiter.moved[subtree]
                     waiter.moved = waiter.moved or None
                     self.unmoved.append(waiter)
-                affected |= dict.fromkeys(waiter.names())
+                affected.update(dict.fromkeys(waiter.names()))
             del self.resources[subtree], self.subtrees[subtree]
             self.specials -= 1
         return [(name, X, None) for name in affected]
