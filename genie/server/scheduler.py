@@ -185,7 +185,7 @@ class CommandScheduler:
         `execute` never stops before a slow command.
         """
         now = self._clock()
-        end = now + BATCH_S
+        end = now + (BATCH_S if self._slow_turns is None else self._slow_turns.share(BATCH_S))
         self._room = MAX_BATCH
         busy = self.busy
         had_busy = len(busy) > 0

@@ -1,4 +1,4 @@
-"""The slow commands of the namespaces of a server: at most one is executed in an iteration of their event loop."""
+"""What the namespaces of a server share in an iteration of their event loop: one slow command, and the time of their batches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class SlowTurns:
 
     def __init__(self) -> None:
         self._iteration = 0
+        self._batches = 0
+        """The batches that have begun in this iteration."""
+        self._batches_before = 1
+        """The same of the last iteration with a batch, at least 1."""
         self._is_taken = False
         """Whether a caller has the turn of this iteration."""
         self._is_scheduled = False
@@ -23,11 +27,15 @@ class SlowTurns:
         self._asked_before: dict[Hashable, int] = {}
         """The same of the last iteration."""
 
+    def share(self, batch_s: float) -> float:
+        """Count a batch. Return its share of `batch_s`, the time of all batches, if as many namespaces run one as before."""
+        self._schedule_end()
+        self._batches += 1
+        return batch_s / max(self._batches, self._batches_before)
+
     def take(self, caller: Hashable) -> bool:
         """Return whether the caller may execute a slow command in this iteration."""
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._end_iteration)
+        self._schedule_end()
         since = self._asked_before.get(caller, self._iteration)
         if self._is_taken or since > min(self._asked_before.values(), default=since):
             self._asked[caller] = since
@@ -35,7 +43,13 @@ class SlowTurns:
         self._is_taken = True
         return True
 
+    def _schedule_end(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._end_iteration)
+
     def _end_iteration(self) -> None:
+        self._batches_before, self._batches = max(self._batches, 1), 0
         self._asked_before, self._asked = self._asked, {}
         self._is_taken = self._is_scheduled = False
         self._iteration += 1
