@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from genie.core.context import shown_context
@@ -26,9 +26,13 @@ from genie.core.lock_order.members import MAX_HELD_REQUESTS, HeldClasses, Member
 from genie.core.lock_order.search import InversionSearch
 from genie.core.lock_table import Transaction
 from genie.core.model import Request
+from genie.core.special import contains, possible_subtrees
+from genie.lock_modes import S
 
 MAX_WAITING_REQUESTS: Final = 32
 """Maximum number of waiting requests of a transaction that are analysed when another one of it is granted, the first ones."""
+MAX_SEARCHED_NAMES: Final = 64
+"""Maximum number of held names that are compared with a subtree that a transaction asks for, the first ones."""
 MAX_GRANT_STEPS: Final = 4_096
 """Steps of the analysis after which no further waiting requests are analysed for the grants of one time: one release can grant a
 thousand locks, and each grant can be to a transaction with 32 waiting requests of 32 names."""
@@ -113,10 +117,10 @@ class LockOrder:
 
         Transactions that take two locks, one after the other, are the usual case. The result is that of `_observe`.
         """
-        if len(transaction.held) != 1 or len(request.exclusive) != 1 or request.shared:
+        if len(transaction.held) != 1 or len(request.exclusive) != 1 or request.shared or request.details is not None:
             return False
         (holder,) = transaction.held.values()
-        if len(holder.exclusive) != 1 or holder.shared:
+        if len(holder.exclusive) != 1 or holder.shared or holder.details is not None:
             return False
         name, asked_name = holder.exclusive[0], request.exclusive[0]
         held, asked = self.classes.class_of(name), self.classes.class_of(asked_name)
@@ -135,11 +139,19 @@ class LockOrder:
         """Return the classes that a request asks for and may wait for. Records the edges of upgrades."""
         asked_classes: dict[int, Members] = {}
         for cls, name, exclusive in self.classes.classified(request):
+            if held.subtrees and not held.subtrees.isdisjoint(possible_subtrees(name)):
+                continue  # the transaction holds all names of a subtree, so it does not wait
             if name in transaction.grants:
                 if not exclusive or self._holds_exclusive(transaction, name):
                     continue  # the transaction already holds the lock, so it does not wait
                 example = _example(request, name, name, unix_ms)
-                self._record(cls, cls, UPGRADE | ASKED_EXCLUSIVE, held.guards, example)
+                holds_units = HELD_EXCLUSIVE * any(name in each.units for each in transaction.held.values())
+                self._record(cls, cls, UPGRADE | ASKED_EXCLUSIVE | holds_units, held.guards, example)
+            elif request.details is not None and name in request.details.subtrees:
+                below = _held_below(transaction, name, exclusive)
+                if below is not None:
+                    flags = UPGRADE | ASKED_EXCLUSIVE * exclusive
+                    self._record(cls, cls, flags, held.guards, _example(request, below, name, unix_ms))
             asked = asked_classes.get(cls.id)
             if asked is None:
                 asked_classes[cls.id] = Members(cls, name, exclusive)
@@ -171,6 +183,18 @@ class LockOrder:
         edge.count_request(example.at_unix_ms)
         if edge.is_offending:
             self.inversions.on_offending_request(edge, guards, example)
+
+
+def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> str | None:
+    """Return a name below a subtree that a transaction holds so that another transaction with such a lock waits for it.
+
+    `exclusive`: whether the transaction asks for the subtree in exclusive mode. Otherwise only exclusive locks below it count.
+    """
+    held = chain.from_iterable(request.modes() for request in transaction.held.values())
+    for name, mode in islice(held, MAX_SEARCHED_NAMES):
+        if (exclusive or mode != S) and contains(subtree, name):
+            return name
+    return None
 
 
 def _names(held: Members, asked: Members, flags: int) -> tuple[str, str]:

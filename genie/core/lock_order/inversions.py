@@ -44,7 +44,7 @@ class Inversion:
     def description(self) -> str:
         """What is wrong, in one sentence without a full stop."""
         also_by = f", also by {self.offender}" if self.is_repeated else ""
-        return _describe(self.kind, self.classes) + also_by
+        return _describe(self.kind, self.classes, self.edges[0]) + also_by
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -158,8 +158,12 @@ def describe_edge(transaction: str, held: str, asked: str) -> str:
     return f"{transaction} held {held} and asked for {asked}"
 
 
-def _describe(kind: Kind, classes: Sequence[str]) -> str:
+def _describe(kind: Kind, classes: Sequence[str], edge: Edge) -> str:
     """Return in one sentence what is wrong: `accounts/* and orders/* are locked in both orders`."""
+    if kind is Kind.UPGRADE and edge.example.held != edge.example.asked:
+        return f"a lock below {classes[0]} is upgraded to a lock on all names below it"
+    if kind is Kind.UPGRADE and edge.held_exclusive:
+        return f"units of {classes[0]} are held while more of it is requested"
     if kind is Kind.UPGRADE:
         return f"a shared lock on {classes[0]} is upgraded to an exclusive lock"
     if kind is Kind.MEMBERS:

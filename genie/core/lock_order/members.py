@@ -9,6 +9,7 @@ from genie.core.lock_order.classes import LockClass, LockClasses
 from genie.core.lock_order.edges import DESCENDING, NUMBER_DESCENDING, Guards
 from genie.core.lock_order.names import precedes_by_number
 from genie.core.model import Request
+from genie.lock_modes import Mode
 
 MAX_HELD_CLASSES: Final = 64
 """Maximum number of classes that are analysed of what a transaction holds, the first ones."""
@@ -16,6 +17,8 @@ MAX_GUARDS: Final = 16
 """Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
 MAX_HELD_REQUESTS: Final = 256
 """Maximum number of held requests that are read for one request, the first ones. After a release all are read again."""
+
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 class Members:
@@ -55,7 +58,7 @@ class Members:
 class HeldClasses:
     """The classes of the names that a transaction holds. Updated when the transaction asks for more locks."""
 
-    __slots__ = ("_request_count", "by_id", "classes", "guards")
+    __slots__ = ("_request_count", "by_id", "classes", "guards", "subtrees")
 
     def __init__(self, classes: LockClasses) -> None:
         self.classes = classes
@@ -64,6 +67,8 @@ class HeldClasses:
         self.by_id: dict[int, Members] = {}
         """By the id of the class."""
         self.guards: Guards = {}
+        self.subtrees: frozenset[str] = _NONE
+        """The subtrees that are held in exclusive mode: a lock below them is never waited for."""
 
     def count_missing(self, requests: dict[int, Request]) -> int:
         """Return about how many names `update` would read."""
@@ -82,6 +87,8 @@ class HeldClasses:
 
     def include(self, request: Request) -> None:
         """Add the first names of a held request."""
+        if request.details is not None:
+            self.subtrees |= {name for name in request.details.subtrees if request.mode(name) is Mode.EXCLUSIVE}
         for cls, name, exclusive in self.classes.classified(request):
             members = self.by_id.get(cls.id)
             if members is not None:

@@ -17,6 +17,7 @@ from genie.core.lock_order import classes as classes_module
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.classes import LockClasses, Rule, Treatment, parse_rules
 from genie.core.lock_order.inversions import MAX_OFFENDERS, Inversion
+from genie.core.model import details_of
 from genie.core.size import NAME_BYTES, REQUEST_BYTES
 from work.opcodes import OpcodeCounter
 
@@ -34,7 +35,9 @@ def requested(*names: str, transaction: str | None = "t", **options: float) -> R
     """A request of `transaction`; a name that begins with `s:` is requested in shared mode."""
     shared = tuple(name[2:] for name in names if name.startswith("s:"))
     exclusive = tuple(name for name in names if not name.startswith("s:"))
-    return Request(shared, exclusive, transaction=transaction, **options)  # type: ignore[arg-type]
+    request = Request(shared, exclusive, transaction=transaction, **options)  # type: ignore[arg-type]
+    request.details = details_of(shared, exclusive)
+    return request
 
 
 def run_transaction(manager: LockManager, *steps: str, name: str = "t") -> None:
@@ -451,6 +454,51 @@ def test_both_orders_of_the_names_of_one_request_are_compared() -> None:
     assert order.inversions.found == []
     run_transaction(manager, "a/10", "a/9")  # descending as numbers
     assert found(order.inversions.found) == {("members", frozenset({"a/*"}))}
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (("a/2", "a/**"), "a lock below a/** is upgraded to a lock on all names below it"),
+        (("s:a/2", "a/**"), "a lock below a/** is upgraded to a lock on all names below it"),
+        (("a/2", "s:a/**"), "a lock below a/** is upgraded to a lock on all names below it"),
+        (("s:a/b/**", "**"), "a lock below ** is upgraded to a lock on all names below it"),
+        (("s:a/**", "a/**"), "a shared lock on a/** is upgraded to an exclusive lock"),
+        (("s:a/2", "s:a/**"), None),
+        (("b/2", "a/**"), None),
+        (("a/b/**", "**"), None),  # only one transaction at a time holds this name
+        (("a/**", "a/2", "a/**"), None),
+    ],
+)
+def test_a_subtree_after_a_lock_below_it_is_an_upgrade(steps: tuple[str, ...], expected: str | None) -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, *steps)
+    assert [inversion.description for inversion in order.inversions.found] == ([] if expected is None else [expected])
+
+
+def test_an_upgrade_after_another_order_of_the_same_classes_is_found() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/1/x", "a/2/**")
+    assert not order.inversions.found
+    run_transaction(manager, "a/1/x", "a/1/**")
+    assert found(order.inversions.found) == {("upgrade", frozenset({"a/*/**"}))}
+
+
+def test_locks_below_a_held_subtree_are_no_inversion() -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, "a/**", "a/2", "a/1")
+    assert not order.inversions.found
+    assert not order.graph.by_key
+
+
+def test_more_units_of_a_held_resource_are_an_upgrade() -> None:
+    manager, order = observed_manager()
+    for _ in range(2):
+        request = Request(transaction="t")
+        request.details = details_of((), (), {"pool": (1, 3)})
+        manager.step(request, 0)
+    (inversion,) = order.inversions.found
+    assert inversion.description == "units of pool are held while more of it is requested"
 
 
 def test_an_upgrade_can_deadlock_with_itself() -> None:
