@@ -198,7 +198,9 @@ class LockManager:
         table = self.table
         request = table.held.get(id)
         uncontended = table.uncontended
-        if request is None or request.origin is not origin or request.shared or table.subtrees:
+        if request is None or request.origin is not origin or request.shared:
+            return None
+        if table.specials and (table.subtrees or request.details is not None):
             return None
         for name in request.exclusive:
             if name not in uncontended:

@@ -499,16 +499,23 @@ MUTANTS = [
     Mutant(
         "a lock below a subtree is granted on the fast path",
         "core/manager.py",
-        "        if request.shared or table.specials:\n            return False",
+        "        if request.shared or table.subtrees:\n            return False",
         "        if request.shared:\n            return False",
         first=FIRST_LOCK_KINDS_SEED + 15,
     ),
     Mutant(
         "a lock below a subtree is released on the fast path",
         "core/manager.py",
-        "if request is None or request.origin is not origin or request.shared or table.specials:",
-        "if request is None or request.origin is not origin or request.shared:",
+        "        if table.specials and (table.subtrees or request.details is not None):",
+        "        if table.specials and request.details is not None:",
         first=FIRST_LOCK_KINDS_SEED,
+    ),
+    Mutant(
+        "units are released on the fast path",
+        "core/manager.py",
+        "        if table.specials and (table.subtrees or request.details is not None):",
+        "        if table.subtrees:",
+        first=FIRST_LOCK_KINDS_SEED + 202,
     ),
     Mutant(
         "subtrees ignore the locks below them",
