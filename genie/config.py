@@ -201,8 +201,8 @@ RELOADABLE = frozenset(
 
 
 def file_key(option: str) -> str:
-    """Return the key of an option in the file, with its section: `limits.max_line`. A setting of no group has no section."""
+    """Return the TOML key of an option in the configuration file: `limits.max_line`, or `port` for an option without a section."""
     group, name = _GROUP_AND_FIELD.get(option) or ("", option)
-    if not group and option.startswith("redis_"):  # `--redis-host` and `--redis-port` make the URL
+    if not group and option.startswith("redis_"):  # options without a field: they are combined into `redis_url`
         group, name = "redis", option.removeprefix("redis_")
     return f"{group}.{name}" if group else name

@@ -281,7 +281,7 @@ class AdminConnections:
             connection.deadline = asyncio.get_running_loop().time() + IDLE_TIMEOUT_S
 
     def discard(self, connection: Admitted) -> None:
-        """Forget a closed connection."""
+        """Remove a closed connection from its pool, and cancel its deadline timer."""
         for pool in (self._pending, self._established):
             if connection in pool:
                 pool.remove(connection)

@@ -41,18 +41,21 @@ FIRST_BLOCKERS_BYTES: Final = 10_240
 _is_four_bytes_wide: Final = re.compile("[\U00010000-\U0010ffff]").search
 _is_two_bytes_wide: Final = re.compile("[\u0100-\uffff]").search
 """CPython keeps a text with the width of its widest character (PEP 393). `max` takes up to four times as long as a search."""
-_ASCII_HEADER: Final = 49
-_OTHER_HEADER: Final = 73
+_ASCII_HEADER_BYTES: Final = 49
+_NON_ASCII_HEADER_BYTES: Final = 73
 _ALIGNMENT: Final = 16
 
 
 def text_bytes(text: str) -> int:
-    """Return how many bytes a text takes at most: as characters, and as UTF-8, which CPython keeps once it was encoded."""
+    """Return an upper bound of a text's memory: its characters, and the UTF-8 copy that CPython keeps after it was encoded.
+
+    An ASCII text has no copy, because its characters already are its UTF-8.
+    """
     if text.isascii():
-        return _aligned(_ASCII_HEADER + len(text))
+        return _aligned(_ASCII_HEADER_BYTES + len(text))
     width = 4 if _is_four_bytes_wide(text) else 2 if _is_two_bytes_wide(text) else 1
-    utf8 = len(text.encode("utf-8", "surrogatepass")) + 1
-    return _aligned(_OTHER_HEADER + width * (len(text) + 1)) + _aligned(utf8)
+    utf8_bytes = len(text.encode("utf-8", "surrogatepass")) + 1
+    return _aligned(_NON_ASCII_HEADER_BYTES + width * (len(text) + 1)) + _aligned(utf8_bytes)
 
 
 def text_excess(text: str) -> int:

@@ -18,6 +18,7 @@ LABEL_WIDTH_PX: Final = 260
 ROW_HEIGHT_PX: Final = 22
 TOP_MARGIN_PX: Final = 36
 BOTTOM_MARGIN_PX: Final = 30
+RIGHT_MARGIN_PX: Final = 10
 TICK_COUNT: Final = 6
 MAX_LABEL_LENGTH: Final = 38
 MINUTE_MS: Final = 60_000
@@ -28,9 +29,10 @@ STYLE: Final = (
 
 
 def draw(entries: list[Entry], since_ms: float | None, until_ms: float) -> str:
-    """Return a chart with one row for each request, in the given order, of the time from `since_ms` until `until_ms` at most.
+    """Return an SVG chart with one row for each request, in the given order.
 
-    Earlier and later times are cut off. If `since_ms` is None, the chart begins with the first request.
+    The time axis begins at `since_ms`, or if it is None with the first request. It ends at `until_ms` or at the last recorded
+    end, whichever is earlier.
     """
     start = min((entry.begins_at for entry in entries), default=until_ms - 1)
     start = start if since_ms is None else max(start, since_ms)
@@ -39,7 +41,7 @@ def draw(entries: list[Entry], since_ms: float | None, until_ms: float) -> str:
     height = TOP_MARGIN_PX + ROW_HEIGHT_PX * len(entries) + BOTTOM_MARGIN_PX
 
     def x(at: float) -> float:
-        return LABEL_WIDTH_PX + (WIDTH_PX - LABEL_WIDTH_PX - 10) * max(0.0, min(at, end) - start) / span
+        return LABEL_WIDTH_PX + (WIDTH_PX - LABEL_WIDTH_PX - RIGHT_MARGIN_PX) * max(0.0, min(at, end) - start) / span
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH_PX} {height}" width="{WIDTH_PX}" height="{height}">',

@@ -172,11 +172,10 @@ class Server:
             self._address_lock = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen, start all namespaces, wait until one namespace knows its leader, and return the host and port.
+        """Start the server, and return its host and port once one namespace knows its leader.
 
-        Until then the server rejects commands, and says why. The address is bound before the namespaces start. So a second
-        server that is started by mistake fails with OSError before it uses the store. If the start fails, all namespaces are
-        stopped.
+        Until then commands are rejected with the reason. The address is bound before the store is used, so a second server on
+        the same address fails with OSError and changes nothing. If the start fails, everything that was started is stopped.
         """
         if self._sock is None:
             self.bind_address()

@@ -86,7 +86,7 @@ class Monitor:
         find_leader: Callable[[], Pipeline | None],
     ) -> None:
         self._log = log.bind(namespace=namespace)
-        self._slow_waits = _LimitedLines(self._log, "slow wait", "slow wait log entries omitted")
+        self._slow_waits = _LimitedLines(self._log, "slow wait detected", "slow wait log entries omitted")
         self._deadlocks = _LimitedLines(self._log, "deadlock detected", "deadlock log entries omitted")
         self._stats = stats
         self._lock_order = lock_order

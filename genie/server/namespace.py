@@ -77,7 +77,7 @@ class Namespace:
         self._role_loop: asyncio.Task[None] | None = None
         """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
         resolve. None before `start`."""
-        self._clean_up: asyncio.Task[None] | None = None
+        self._history_cleanup: asyncio.Task[None] | None = None
         """Archives and deletes files of the history while the server runs."""
         self._monitor: Monitor | None = None
         """Samples the namespace. None before `observe`."""
@@ -107,7 +107,7 @@ class Namespace:
         """Start the role loop: follow the leader, and compete for leadership if there is none."""
         self._role_loop = asyncio.create_task(self._run_role_loop(node))
         if self.history is not None:
-            self._clean_up = asyncio.create_task(self.history.keep_clean())
+            self._history_cleanup = asyncio.create_task(self.history.keep_clean())
         return self._role_loop
 
     def observe(self, slow_wait_ms: float) -> None:
@@ -388,9 +388,9 @@ class Namespace:
         return drained
 
     async def stop(self) -> None:
-        """End the role loop and the pipeline without sending anything to clients."""
+        """Stop all tasks and the pipeline of the namespace, and close its history. Sends nothing to clients."""
         await cancel_and_wait(self._role_loop)
-        await cancel_and_wait(self._clean_up)
+        await cancel_and_wait(self._history_cleanup)
         if self.pipeline is not None:
             self.pipeline.stop()
         if self.history is not None:

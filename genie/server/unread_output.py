@@ -36,8 +36,8 @@ class Backlog:
     """The unread output of a write-blocked connection."""
 
     bytes: int
-    stalled_at: float
-    """Event-loop time since which the client has read nothing."""
+    last_read_at: float
+    """Event-loop time of the last progress of the client, or of the beginning."""
 
 
 class UnreadOutput:
@@ -79,18 +79,19 @@ class UnreadOutput:
         if backlog is not None:
             self.bytes -= backlog.bytes
 
-    def _count_read(self, connection: SlowConsumer, backlog: Backlog, now: float) -> None:
-        """Subtract the bytes that the client has read since the last count."""
-        unread = connection.unread_bytes
-        if unread < backlog.bytes:
-            self.bytes -= backlog.bytes - unread
-            backlog.bytes, backlog.stalled_at = unread, now
+    def _record_progress(self, connection: SlowConsumer, backlog: Backlog, now: float) -> None:
+        """Subtract the bytes that the client has read since the last call."""
+        read = backlog.bytes - connection.unread_bytes
+        if read > 0:
+            self.bytes -= read
+            backlog.bytes -= read
+            backlog.last_read_at = now
 
     def _close_largest(self) -> None:
         """Close the connections with the most unread output until the total is at most `LOW_WATER_SHARE` of the limit."""
         now = asyncio.get_running_loop().time()
         for connection, backlog in self._backlogs.items():
-            self._count_read(connection, backlog, now)
+            self._record_progress(connection, backlog, now)
         reason = (
             f"all connections together have more than {self.max_bytes} unread bytes, and this one is among the largest"
         )
@@ -111,12 +112,12 @@ class UnreadOutput:
         now = loop.time()
         stalled = []
         for connection, backlog in self._backlogs.items():
-            self._count_read(connection, backlog, now)
-            if now - backlog.stalled_at >= MAX_STALL_S:
+            self._record_progress(connection, backlog, now)
+            if now - backlog.last_read_at >= MAX_STALL_S:
                 stalled.append(connection)
         for connection in stalled[:MAX_CLOSED]:
             self._close(connection, f"nothing was read for {MAX_STALL_S:g} s")
         if self._backlogs:
-            first_stalled_at = min(backlog.stalled_at for backlog in self._backlogs.values())
-            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(first_stalled_at + MAX_STALL_S - now, 1.0)
+            first_read_at = min(backlog.last_read_at for backlog in self._backlogs.values())
+            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(first_read_at + MAX_STALL_S - now, 1.0)
             self._timer = loop.call_later(delay_s, self._close_stalled)

@@ -115,7 +115,7 @@ async def test_deadlocks_and_slow_waits_are_those_of_their_namespace(genie: Geni
     for name in "ab":
         await client.lock(f"exclusive:{name}", transactionName=f"t{name}", **LONG)
     waits = await client.request("exclusive:b", transactionName="ta", **LONG)
-    slow = genie.until("slow wait")
+    slow = genie.until("slow wait detected")
     assert (slow["namespace"], slow["id"]) == ("billing", waits)
     victim = await client.request("exclusive:a", transactionName="tb", **LONG)
     assert (await client.expect("released"))["reason"] == "deadlock"

@@ -50,7 +50,7 @@ async def test_a_reload_changes_settings_and_names_each_that_needs_a_restart(tmp
         assert not {FIRST, SECOND} & {str(value) for line in genie.log for value in line.values()}
 
         await client.request("exclusive:a")
-        genie.until("slow wait")
+        genie.until("slow wait detected")
         second = await authenticated(address, SECOND)
         await second.lock("exclusive:b")
         third = await Wire.connect(address)

@@ -13,12 +13,12 @@ async def test_a_slow_wait_is_logged_with_its_blockers() -> None:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionName="first", note="cron@host-1", traceparent=TRACE)
         ahead = await client.request("shared:a", transactionName="second", note="report, page 3")
-        line = genie.until("slow wait")
+        line = genie.until("slow wait detected")
         assert (line["note"], line["blockers"][0]["note"]) == ("report, page 3", "cron@host-1")
         assert ("traceparent" in line, line["blockers"][0]["traceparent"]) == (False, TRACE)
         assert (line["level"], line["id"], line["transaction"]) == ("warning", ahead, "second")
         waits = await client.request("exclusive:a", "exclusive:b", transactionName="third", priority=-1)
-        line = genie.until("slow wait")
+        line = genie.until("slow wait detected")
         assert (line["id"], line["transaction"], line["waited_ms"] >= 50) == (waits, "third", True)
         assert line["resources"] == ["exclusive:a", "exclusive:b"]
         assert [(row["id"], row["transaction"], row["resource"], row["state"]) for row in line["blockers"]] == [
@@ -35,7 +35,7 @@ async def test_a_flood_of_slow_waits_is_summarized() -> None:
         client.raw(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n' * 500)
         told = counted = 0
         while counted + told < 500:
-            line = genie.until("slow wait")
+            line = genie.until("slow wait detected")
             told, counted = told + ("id" in line), counted + line.get("count", 0)
         assert counted + told == 500
         assert told < 100
@@ -55,7 +55,7 @@ async def test_shorter_waits_are_not_logged() -> None:
         assert sorted(command for command, _ in told) == ["locked", "queued", "released"]
         short = dict(told)["queued"]["id"]
         long = await client.request("exclusive:a")
-        assert genie.until("slow wait")["id"] == long
+        assert genie.until("slow wait detected")["id"] == long
         await client.release(short)
 
 
@@ -67,7 +67,7 @@ async def test_the_log_of_slow_waits_can_be_disabled() -> None:
         assert (await client.expect("released"))["reason"] == "queue-timeout"
         await deadlock(client, held)
         genie.until("deadlock detected")
-        assert not [line for line in genie.log if line["event"] == "slow wait"]
+        assert not [line for line in genie.log if line["event"] == "slow wait detected"]
 
 
 async def test_a_deadlock_is_logged_in_one_line_with_its_cycle() -> None:

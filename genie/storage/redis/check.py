@@ -138,7 +138,7 @@ class _Check:
         return report
 
     def _add_finding(self, part: str, message: str) -> None:
-        """Add a finding to the report. If its part has `MAX_FINDINGS` already, only count it."""
+        """Report a violation in one part of the namespace. Beyond `MAX_FINDINGS` of a part, only count it."""
         self._counts[part] += 1
         if self._counts[part] <= MAX_FINDINGS:
             self._report.findings.append(Finding(part, message))

@@ -75,14 +75,14 @@ class Candidacy:
     def reset(self, now: float, *, primary_may_change: bool) -> None:
         """Start observing again after Redis was unreachable.
 
-        Redis may have been unreachable for the leader, too, so the full lease is waited for again.
+        Redis may have been unreachable for the leader, too, so the wait for the end of the lease begins again.
         """
         self.last_sign_of_life = now
         self.empty_since = self.expired_epoch = None
         self.has_seen_leader = not primary_may_change
 
     def note_stall(self, now: float) -> None:
-        """Record that Redis did not answer for a while. The full lease is waited for again.
+        """Record that Redis did not answer for a while. The wait for the end of the lease begins again.
 
         In that time no other candidate could connect and publish a later position.
         """
@@ -90,9 +90,9 @@ class Candidacy:
         self.empty_since = None
 
     def note_rollback(self, meta: Meta, now: float) -> None:
-        """Record that Redis lacks commits. The first time for a position, the full lease is waited for again.
+        """Record that Redis lacks commits. For each new position of Redis, the wait for the end of the lease begins again.
 
-        Within that lease the leader that made the commits can restore them.
+        Within a lease, the leader that made the commits can restore them.
         """
         if self.rollback != (meta.epoch, meta.position):
             self.rollback = meta.epoch, meta.position

@@ -105,7 +105,7 @@ class Follower:
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
     def on_store_failure(self, outage: StoreOutage) -> None:
-        """Discard the observations of the leader, because Redis could not be reached. The full lease is waited for again.
+        """Discard the observations of the leader, because Redis could not be reached. The lease wait begins again.
 
         The leader counts as unknown until `meta` is read again.
         """
@@ -122,10 +122,10 @@ class Follower:
         while True:
             state_machine = await self._step()
             if state_machine is not None:
-                self.acquired_state = state_machine
+                self.acquired_state = state_machine  # first: a cancelled `run` must still be able to resign
                 try:
                     await self._keyspace.collect_garbage()
-                except RedisFailure as error:  # this node leads nevertheless
+                except RedisFailure as error:  # not fatal: leadership is already acquired
                     self._log.warning("unused key deletion failed, leaving it to the next leader", error=str(error))
                 self._balancer.set_leader(self._keyspace.name, self._node.address)
                 return state_machine

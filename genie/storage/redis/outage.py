@@ -63,4 +63,4 @@ class OutageLog:
         ended_at = now if self._reached_at is None else self._reached_at
         outage_ms = round((ended_at - self.current.since) * 1000)
         self.current = self._reached_at = None
-        self._log.info("store available again", address=address and str(address), outage_ms=outage_ms)
+        self._log.info("store available again", address=None if address is None else str(address), outage_ms=outage_ms)

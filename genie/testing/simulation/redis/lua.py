@@ -109,10 +109,13 @@ def script_runner() -> ScriptRunner:
 
 
 def _to_command_argument(value: object) -> bytes:
-    """Convert a Lua value into an argument of a Redis command. Raises Failure unless it is a string or a number."""
+    """Convert a Lua value to an argument of a Redis command: a string unchanged, a number as text.
+
+    Raises Failure for other types.
+    """
     if isinstance(value, bytes):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):  # a bool is no number in Lua
         return b"%d" % value if value == int(value) else repr(value).encode()
     raise Failure("ERR Lua redis lib command arguments must be strings or integers")
 
