@@ -220,6 +220,15 @@ async def test_a_repeated_attempt_locks_the_units_of_the_work_once(client, other
     assert held == [["2/3:u/pool", "exclusive:u/1"]]
 
 
+@pytest.mark.parametrize("more", [(), ("u/x",)])
+async def test_released_units_are_free_again(client, more):
+    for _ in range(2):
+        lock = await client.try_acquire("2/3:u/free", *more)
+        assert lock is not None
+        await lock.release()
+    assert await holders(client, "u/free") == 0
+
+
 async def test_a_subtree_excludes_the_names_below_it(client, other):
     async with client.lock(subtree("f/")):
         assert await other.try_acquire("f/1") is None
