@@ -214,13 +214,13 @@ def parse_resource_arg(resource: str) -> str:
     Raises ValueError if the argument is invalid. A name without a mode must not contain a colon, so
     that a mistyped mode is not mistaken for a part of the name.
     """
+    if ":" not in resource:
+        return exclusive(resource)
     if resource.startswith((SHARED, EXCLUSIVE)) or _UNITS.match(resource):
         parse_resource(resource)
         return resource
-    if ":" in resource:
-        mode, _, name = resource.partition(":")
-        raise ValueError(
-            f"{resource!r}: a resource is shared:NAME, exclusive:NAME, 2/10:NAME or a NAME without a colon; "
-            f"{mode!r} is not a mode (for a name with a colon write exclusive:{mode}:{name})"
-        )
-    return exclusive(resource)
+    mode, _, name = resource.partition(":")
+    raise ValueError(
+        f"{resource!r}: a resource is shared:NAME, exclusive:NAME, 2/10:NAME or a NAME without a colon; "
+        f"{mode!r} is not a mode (for a name with a colon write exclusive:{mode}:{name})"
+    )
