@@ -172,14 +172,16 @@ _encode = msgspec.json.Encoder().encode
 async def encode(response: ApiModel, budget: WorkBudget) -> Body:
     """Encode a large response as JSON in chunks, and yield between list items as the work budget requires.
 
-    All top-level fields are encoded, including fields with default values.
+    All top-level fields are encoded, including fields with default values, except for unset ones.
     """
     chunks: list[bytes] = []
     chunk = bytearray(b"{")
-    for index, field in enumerate(msgspec.structs.fields(response)):
-        chunk += b',"' if index else b'"'
-        chunk += field.encode_name.encode() + b'":'
+    for field in msgspec.structs.fields(response):
         value = getattr(response, field.name)
+        if value is msgspec.UNSET:
+            continue
+        chunk += b'"' if chunk == b"{" and not chunks else b',"'
+        chunk += field.encode_name.encode() + b'":'
         # Only lists of structs can be long. Other values are encoded at once.
         if not isinstance(value, list) or not value or not isinstance(value[0], Struct):
             chunk += _encode(value)

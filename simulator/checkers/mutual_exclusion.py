@@ -236,10 +236,11 @@ class FairnessChecker(Checker):
                 ahead = first_modes if _priority(first) >= _priority(second) else second_modes
                 if not _conflict(first_modes, second_modes, count_units=len(ahead) == 1):
                     continue
+                by_units = not _conflict(first_modes, second_modes)
                 if _priority(first) >= _priority(second):
-                    self._check_pair(first, earlier_lock, second, later_lock, since=None)
+                    self._check_pair(first, earlier_lock, second, later_lock, None, by_units)
                 elif second.queued_at is not None:
-                    self._check_pair(second, later_lock, first, earlier_lock, since=second.queued_at)
+                    self._check_pair(second, later_lock, first, earlier_lock, second.queued_at, by_units)
 
     def _check_pair(
         self,
@@ -248,11 +249,13 @@ class FairnessChecker(Checker):
         later: RequestHistory,
         later_lock: HeldLock | None,
         since: float | None,
+        by_units: bool,
     ) -> None:
         """Check that the request `later` did not overtake the request `earlier`, which is ahead in the queue.
 
         If `earlier` arrived after `later` and is ahead only because of its priority, `since` is the time at which `earlier`
-        was queued. A grant before `since` is not overtaking.
+        was queued. A grant before `since` is not overtaking. `by_units`: they only conflict by the number of units. Then both may
+        fit, and one release may grant them in any order.
         """
         if later_lock is None:
             return
@@ -260,7 +263,8 @@ class FairnessChecker(Checker):
         if since is not None and granted_at <= since + TOLERANCE_S:
             return
         if earlier_lock is not None:
-            if earlier_lock.record["fence"] > later_lock.record["fence"]:
+            together = by_units and earlier_lock.granted_at <= granted_at + TOLERANCE_S
+            if earlier_lock.record["fence"] > later_lock.record["fence"] and not together:
                 self._report_overtaking(earlier, later, granted_at)
         elif earlier.ended_at is not None and earlier.reason == "queue-timeout":
             # The message was sent some time after the request ended. The end was not before the timeout.

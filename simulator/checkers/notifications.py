@@ -25,6 +25,8 @@ class NotificationChecker(Checker):
         }
         self._sent_notifications: dict[tuple[int, int], list[str]] = {}
         """The notifications that were sent, by connection number and request id."""
+        self._released_ids: set[int] = set()
+        """The ids for which any connection has sent a `release`."""
         self._commands_by_id: dict[tuple[int, int], int] = {}
         """How many `release` commands by id and `extend` commands were sent, by connection number and request id."""
         self._releases_by_ref: dict[tuple[int, str], int] = {}
@@ -71,6 +73,8 @@ class NotificationChecker(Checker):
         command, payload = entry.data["command"], entry.data["payload"]
         if command in ("release", "extend") and "id" in payload:
             key = entry.connection, payload["id"]
+            if command == "release":
+                self._released_ids.add(payload["id"])
             self._commands_by_id[key] = self._commands_by_id.get(key, 0) + 1
         elif command == "release":
             key = entry.connection, payload["ref"]
@@ -134,6 +138,7 @@ class NotificationChecker(Checker):
                 request.generation != connection.generation
                 or request.ended_at is not None
                 or model.is_loss_excused(request.id)
+                or request.id in self._released_ids  # the reply may have been lost with an earlier connection
             ):
                 continue
             if request.locked_at is None or request.payload.get("onDisconnect") == "release":

@@ -237,16 +237,16 @@ async def test_a_batch_is_applied_once_and_never_after_a_later_one(make: Make) -
     assert len(entries) == 3
 
     granted, released = late
-    assert (await replies(given_up, granted, TRANSACTION.replies))[2] is None, (
+    assert (await replies(given_up, granted, TRANSACTION.reply_count))[2] is None, (
         "the log was changed since it was watched"
     )
     for batch_ in (granted, released, released):
-        (error,) = (await replies(other, batch_, TRANSACTION.replies))[2]
+        (error,) = (await replies(other, batch_, TRANSACTION.reply_count))[2]
         assert "equal or smaller" in str(error)
     if other.version >= (7, 0):
         early, again = [encoder.encode_allowing_oom(index, b"0 1 1") for index in (1, 2)]
-        assert (await replies(other, early, SCRIPT.replies))[0] is None
-        assert (await replies(other, again, SCRIPT.replies))[0] == [entries[-1][0]], "the log has the batch already"
+        assert (await replies(other, early, SCRIPT.reply_count))[0] is None
+        assert (await replies(other, again, SCRIPT.reply_count))[0] == [entries[-1][0]], "the log has the batch already"
     assert await other.call("XRANGE", log, "-", "+") == entries
     given_up.close()
     other.close()

@@ -13,6 +13,7 @@ from transcript import steps
 
 from genie.errors import RequestRejected
 from genie.protocol import commands, schema
+from genie.protocol.resources import split_by_mode
 
 SCHEMA = schema.schema()
 EXAMPLES = [step for block in blocks("protocol.md") if block.language == "transcript" for step in steps(block)]
@@ -53,7 +54,19 @@ def test_a_command_of_the_page_is_valid_if_the_server_accepts_it(step: Any) -> N
         message = json.loads(step.text)
     except ValueError:
         return
-    assert COMMAND.is_valid(message) == accepted(message)
+    if not _has_wrong_units(message):  # a schema cannot compare numbers
+        assert COMMAND.is_valid(message) == accepted(message)
+
+
+def _has_wrong_units(message: Any) -> bool:
+    """Return whether a request has units that exceed their limit, or several limits of one name."""
+    try:
+        split_by_mode(message["payload"]["resources"])
+    except (KeyError, TypeError):
+        return False
+    except ValueError as error:
+        return "K <= N" in str(error) or "with limits of" in str(error)
+    return False
 
 
 def accepted(message: object) -> bool:
