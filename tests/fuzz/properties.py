@@ -6,6 +6,7 @@ Each property is called with bytes, and returns a description of the result, whi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from genie import core
 from genie.client import config
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
+from genie.lock_modes import S, X, lock_text
 from genie.protocol import codec, commands, diagnostics, messages, replies, resources
 from genie.protocol import framing as framing_module
 from genie.protocol.commands import Hello, Inspect, LargeRequest, Namespaced, Unwatch, Watch, without_namespace
@@ -111,7 +113,8 @@ def _check_fields(decoded: Any, payload: dict[str, Any]) -> None:
     if isinstance(decoded, (Release, Extend, Inspect)):
         assert decoded.id == payload.get("id")
     if isinstance(decoded, Take):
-        assert [f"{'exclusive' if alone else 'shared'}:{name}" for name, alone in decoded.choices] == payload["anyOf"]
+        choices = [lock_text(name, mode, decoded.units.get(name)) for name, mode in decoded.choices]
+        assert [_without_zeros(choice) for choice in payload["anyOf"]] == choices
         assert list(decoded.weights) == [int(weight) for weight in payload.get("weights") or [1] * len(decoded.choices)]
         amounts = [*(payload.get("weights") or []), payload["target"]]
         assert not any(type(amount) is str and amount.startswith("0") for amount in amounts)
@@ -127,9 +130,18 @@ def _check_fields(decoded: Any, payload: dict[str, Any]) -> None:
         assert request.priority == payload.get("priority", 0)
         assert {f"shared:{name}" for name in decoded.shared} <= set(payload["resources"])
         assert {f"exclusive:{name}" for name in decoded.exclusive} <= set(payload["resources"])
+        for name, (units, limit) in decoded.units.items():
+            found = [re.fullmatch(r"([0-9]+)/([0-9]+):(.*)", each, re.DOTALL) for each in payload["resources"]]
+            asked = [each for each in found if each is not None and each[3] == name]
+            assert (sum(int(each[1]) for each in asked), {int(each[2]) for each in asked}) == (units, {limit})
     if isinstance(decoded, Hello):
         assert (decoded.session, decoded.client) == (payload.get("session"), payload.get("client"))
         assert (decoded.quiet, decoded.protocol) == (payload.get("quiet", False), payload.get("protocol", 1))
+
+
+def _without_zeros(resource: str) -> str:
+    """Return a resource, with units as the server writes them."""
+    return re.sub(r"^0*([0-9]+)/0*([0-9]+):", r"\1/\2:", resource)
 
 
 def check_limits(decoded: Any) -> None:
@@ -147,8 +159,11 @@ def check_limits(decoded: Any) -> None:
         _names(names)
         _request(decoded.request)
     elif isinstance(decoded, Request):
-        names = [*decoded.shared, *decoded.exclusive]
+        names = [*decoded.shared, *decoded.exclusive, *decoded.units]
         assert 0 < len(names) == len(set(names)) <= 1024
+        for name, (units, limit) in decoded.units.items():
+            assert 1 <= units <= limit <= 1_000_000
+            assert not name.endswith("/**")
         _names(names)
         _request(decoded)
     elif isinstance(decoded, (Release, Extend)):
@@ -247,10 +262,10 @@ def reply(data: bytes) -> str:
         decoded = _read(replies.error(rejected))
         assert (decoded.payload.message, decoded.payload.ref, decoded.payload.id) == (text, ref, request.id)
     elif kind == 5:
-        decoded = _read(replies.event(request, text, exclusive=True, state="locked"))
+        decoded = _read(replies.event(request, text, X, state="locked"))
         assert (decoded.payload.resource, decoded.payload.transactionName) == (text, transaction)
     elif kind == 6:
-        decoded = _read(replies.watching(text, [replies.watching_row(request, text, exclusive=False)], False, ref))
+        decoded = _read(replies.watching(text, [replies.watching_row(request, text, S)], False, ref))
         assert (decoded.payload.prefix, decoded.payload.held[0].resource) == (text, text)
     elif kind == 7:
         line = replies.welcome("1.0", text, resumed=True, quiet=chance.random() < 0.5, ref=ref)
