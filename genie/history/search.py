@@ -397,9 +397,10 @@ def shorten(entry: Entry, first: Container[str]) -> int:
     """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferring those in `first`. Return how many it had."""
     total = len(entry.names)
     if total > MAX_LISTED_RESOURCES:
-        kept = set(sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES])
-        entry.exclusive = tuple(name for name in entry.exclusive if name in kept)
-        entry.shared = tuple(name for name in entry.shared if name in kept)
+        kept = sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES]
+        exclusive, shared = set(entry.exclusive), set(entry.shared)
+        entry.exclusive = tuple(name for name in kept if name in exclusive)
+        entry.shared = tuple(name for name in kept if name in shared)
         entry.units = {name: units for name, units in (entry.units or {}).items() if name in kept} or None
     return total
 

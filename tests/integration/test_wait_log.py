@@ -35,7 +35,7 @@ async def test_a_flood_of_slow_waits_is_summarized() -> None:
         client.raw(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n' * 500)
         told = counted = 0
         while counted + told < 500:
-            line = genie.until("slow wait detected")
+            line = genie.until("slow wait")  # detected, or log entries omitted
             told, counted = told + ("id" in line), counted + line.get("count", 0)
         assert counted + told == 500
         assert told < 100

@@ -14,10 +14,12 @@ from support.processes.servers import Genie, Redis
 
 FIELD = "build"
 """The additional field of each held or waiting request."""
+_RECORD_FIELD = "    details: StoredDetails | None = None\n"
+_RECORD_ARGUMENT = "            None if change.details is None else _stored_details(change.details),\n"
 _PATCHES = {
     "storage/redis/records.py": [
-        ("    session_note: str | None = None\n", f"    session_note: str | None = None\n    {FIELD}: str = ''\n"),
-        ("            session_note,\n", f"            session_note,\n            {FIELD}='later',\n"),
+        (_RECORD_FIELD, f"{_RECORD_FIELD}    {FIELD}: str = ''\n"),
+        (_RECORD_ARGUMENT, f"{_RECORD_ARGUMENT}            {FIELD}='later',\n"),
     ],
     "protocol/replies.py": [('        "server": server,\n', '        "server": server,\n        "build": "later",\n')],
 }
