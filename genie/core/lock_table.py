@@ -330,9 +330,8 @@ class LockTable:
             queue.non_simple_count -= not request.simple
             if queue.is_empty:
                 resource.wait_queue = None
-                if (
-                    not resource.holders and mode != U
-                ):  # units: the request may become a holder, else see `close_specials`
+                # A counted resource stays, because the request may become a holder; if not, see `close_specials`.
+                if mode != U and not resource.holders:
                     self._remove_resource(name, resource)
         details = request.details
         if details is not None:
@@ -367,6 +366,8 @@ class LockTable:
     def subtrees_above(self, name: str) -> list[tuple[str, LockedResource]]:
         """Return the subtrees in the table that contain `name`, each with its resource."""
         subtrees = self.subtrees
+        if not subtrees:  # there are only counted resources
+            return []
         return [(subtree, subtrees[subtree]) for subtree in possible_subtrees(name) if subtree in subtrees]
 
     def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
