@@ -472,6 +472,13 @@ SERVER_MUTANTS: Final = [
         source="Subtrees",
     ),
     Mutant(
+        "inspect of a name omits the subtrees that contain it",
+        "core/view.py",
+        "    if not table.subtrees:\n        return Matches(",
+        "    if True:\n        return Matches(",
+        source="inspect",
+    ),
+    Mutant(
         "a subtree can be chosen",
         "protocol/resources.py",
         '    if subtrees := [name for name in modes if name[-2:] == "**" and is_subtree(name)]:',

@@ -12,6 +12,8 @@ from genie.cli.format import duration, fold, join_names, remaining, request_name
 from genie.cli.inspect import INDENT, blocker_lines
 from genie.cli.options import bare_name
 from genie.cli.query import Output, QueriedServer, Querier, Reply, Row, checked_reply, output_options, server_query
+from genie.core.special import contains
+from genie.lock_modes import is_subtree
 from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import EXCLUSIVE
 
@@ -135,7 +137,7 @@ def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float, colum
     waiters = [row for row in reply["queue"] if _waits_for(row, holder, resource)]
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
         suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
-        requested = next((requested for requested in waiter["resources"] if bare_name(requested) == name), name)
+        requested = next((requested for requested in waiter["resources"] if _overlap(bare_name(requested), name)), name)
         yield from fold(INDENT, f"└ {_request_name(waiter)} for {requested}{suffix}", columns)
     if len(waiters) > MAX_WAITERS_SHOWN:
         yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}", columns)
@@ -156,9 +158,16 @@ def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     if owner is not None and owner == holder.get("transactionName"):
         return False
     name = bare_name(resource)
-    if resource.startswith(EXCLUSIVE) or EXCLUSIVE + name in waiter["resources"]:
+    if resource.startswith(EXCLUSIVE):
+        return True
+    if any(text.startswith(EXCLUSIVE) and _overlap(bare_name(text), name) for text in waiter["resources"]):
         return True
     return any((blocker["id"], blocker["resource"]) == (holder["id"], name) for blocker in waiter["blockers"])
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two resources are the same, or one is a subtree that contains the other."""
+    return one == other or any(is_subtree(a) and contains(a, b) for a, b in ((one, other), (other, one)))
 
 
 def _wait_timeout(row: Row) -> str:

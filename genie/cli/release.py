@@ -110,7 +110,8 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
         with suppress(TimeoutError):
             async with asyncio.timeout(0):  # read only the changes that have already arrived
                 async for change in watch:
-                    if change.state == "locked":
+                    # A watch also shows the subtrees that contain the prefix: they are not within it.
+                    if change.state == "locked" and change.resource.startswith(prefix):
                         text = lock_text(change.mode, change.resource, change.units, change.of)
                         names_by_id.setdefault(change.id, []).append(text)
         complete = not watch.truncated

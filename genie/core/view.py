@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice, repeat
+from heapq import merge
+from itertools import chain, islice, repeat
+from operator import attrgetter, itemgetter
 
 from genie.core.context import shown_context
 from genie.core.events import Blocker
 from genie.core.grant import units_fit
 from genie.core.lock_table import LockTable, Transaction
-from genie.core.model import HELD, Request
+from genie.core.model import HELD, QueueEntry, Request
 from genie.core.special import Subtree, contains
-from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, Mode, QueueMode, S, U, is_subtree
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, Mode, QueueMode, S, U, X, is_subtree
 
 MAX_LISTED_BLOCKERS = 10
 """Maximum number of blockers that are listed."""
@@ -22,7 +24,8 @@ MAX_COUNTED_BLOCKERS = 1000
 """Maximum number of blockers that are counted. A total of this number is a lower bound."""
 MAX_INSPECTED_REQUESTS = 20_000
 """Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
-lists. To find the requests of a transaction for one resource, it reads as many of each."""
+lists. To find the requests of a transaction for one resource, it reads as many of each, and as many holders and waiters of the
+subtrees that contain a resource."""
 MAX_SEARCHED_NAMES = 50_000
 """Maximum number of names, of held and of waiting requests each, that one `inspect` compares with a subtree."""
 MAX_COUNTED_ON_ARRIVAL = 100
@@ -220,11 +223,11 @@ def inspect(
 ) -> Inspection:
     """Return the requests that match all given filters; without filters, all requests.
 
-    A `resource` that is a subtree matches itself and all names below it, whether or not it is locked.
-    At most `limit` rows are returned, holders first. `only` (`holders` or `queue`) restricts the rows
-    to held or to waiting requests. With a subtree, or with `transaction` and `resource`, rows may be missing, and the totals are
-    lower bounds, if there are very many requests to search. Waiters are in queue order if a `resource` that is not a subtree is
-    the only filter, otherwise by arrival.
+    A `resource` matches itself and the subtrees that contain it. A subtree also matches all names below it, whether or not it is
+    locked. At most `limit` rows are returned, holders first, and of these the holders of subtrees above the resource. `only`
+    (`holders` or `queue`) restricts the rows to held or to waiting requests. With subtrees, or with `transaction` and `resource`,
+    rows may be missing, and the totals are lower bounds, if there are very many requests to search. Waiters are in queue order if
+    a `resource` that is not a subtree is the only filter, otherwise by arrival.
     """
     matches = _find(table, resource, id, transaction)
     held = 0 if only == "queue" else min(limit, matches.holders_total)
@@ -248,7 +251,7 @@ def _waiting_rows(table: LockTable, requests: Iterable[Request]) -> Iterator[Row
 
 
 @dataclass(slots=True)
-class _Matches:
+class Matches:
     """The held and waiting requests that match the filters of `inspect`, and their total numbers."""
 
     holders: Iterable[Request]
@@ -257,26 +260,86 @@ class _Matches:
     queue_total: int
 
 
-def _all_of(holders: Collection[Request], queue: Collection[Request]) -> _Matches:
-    return _Matches(holders, len(holders), queue, len(queue))
+def _all_of(holders: Collection[Request], queue: Collection[Request]) -> Matches:
+    return Matches(holders, len(holders), queue, len(queue))
 
 
-def _find(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
+def _find(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> Matches:
     """Return the requests that match all given filters, through the most specific index of the lock table."""
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
     if name is None or name == WHOLE_NAMESPACE:
         return _all_of(table.held.values(), table.waiting.values())
     if is_subtree(name):
-        return _all_of(_within(name, table.held.values()), _within(name, table.waiting.values()))
+        held, waiting = _within(name, table.held.values()), _within(name, table.waiting.values())
+        return _add_subtrees_above(table, name, held, waiting)
+    return find_by_name(table, name)
+
+
+def find_by_name(table: LockTable, name: str) -> Matches:
+    """Return the holders and the waiters of a resource that is not a subtree, and of the subtrees that contain it.
+
+    The holders of the subtrees are first. The waiters are in queue order.
+    """
     resource = table.lookup(name)
-    if resource is None or resource.wait_queue is None:
-        return _all_of(() if resource is None else resource.holders.values(), ())
-    holders, wait_queue = resource.holders, resource.wait_queue
-    return _Matches(holders.values(), len(holders), (entry[2] for entry in wait_queue), len(wait_queue))
+    holders = {} if resource is None else resource.holders
+    queue = () if resource is None or resource.wait_queue is None else resource.wait_queue
+    if not table.subtrees:
+        return Matches(holders.values(), len(holders), (entry[2] for entry in queue), len(queue))
+    held_above, entries_above = _of_subtrees_above(table, name)
+    held = [request for request in held_above if request.id not in holders]
+    entries = [entry for entry in entries_above if not _waits_in(name, entry[2])]
+    merged = merge(queue, entries, key=_POSITION)
+    return Matches(
+        chain(held, holders.values()),
+        len(held) + len(holders),
+        (entry[2] for entry in merged),
+        len(entries) + len(queue),
+    )
 
 
-def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> _Matches:
+_POSITION = itemgetter(0, 1)
+"""The position of a queue entry. Entries of one request in several queues are equal."""
+
+
+def _waits_in(name: str, request: Request) -> bool:
+    """Return whether a request that waits for a subtree above `name` also waits for `name`. Then it knows its queues."""
+    return request.details is not None and name in (request.details.queue_modes or ())
+
+
+def _of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[QueueEntry]]:
+    """Return the holders of the subtrees that contain `name`, and the queue entries of their waiters, sorted.
+
+    Reads at most `MAX_INSPECTED_REQUESTS` of each.
+    """
+    resources = [resource for _, resource in table.subtrees_above(name)]
+    holders = chain.from_iterable([resource.holders.values() for resource in resources])
+    queues = [
+        resource.wait_queue.of_mode(mode)
+        for resource in resources
+        if resource.wait_queue is not None
+        for mode in (S, X, SIX)
+    ]
+    entries = {entry[2]: entry for entry in islice(merge(*queues, key=_POSITION), MAX_INSPECTED_REQUESTS)}
+    held = dict.fromkeys(islice(holders, MAX_INSPECTED_REQUESTS))
+    return list(held), sorted(entries.values(), key=_POSITION)
+
+
+def _add_subtrees_above(
+    table: LockTable, name: str, held: list[Request], waiting: list[Request], transaction: str | None = None
+) -> Matches:
+    """Return found requests and those for the subtrees that contain `name`; with `transaction`, only those of this transaction."""
+    if not table.subtrees:
+        return _all_of(held, waiting)
+    held_above, entries_above = _of_subtrees_above(table, name)
+    above = [request for request in held_above if transaction in {None, request.transaction}]
+    waiting_above = [entry[2] for entry in entries_above if transaction in {None, entry[2].transaction}]
+    return _all_of(
+        dict.fromkeys([*above, *held]), sorted(dict.fromkeys([*waiting, *waiting_above]), key=attrgetter("id"))
+    )
+
+
+def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> Matches:
     """Return the requests that match all given filters. An id or a transaction must be given."""
     if id is not None:
         request = table.find(id)
@@ -291,14 +354,21 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
     if name is None or name == WHOLE_NAMESPACE:
         return _all_of(owner.held.values(), owner.waiting.values())
     if is_subtree(name):
-        return _all_of(_within(name, owner.held.values()), _within(name, owner.waiting.values()))
-    return _all_of(_holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name))
+        held, waiting = _within(name, owner.held.values()), _within(name, owner.waiting.values())
+    else:
+        held, waiting = _holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name)
+    return _add_subtrees_above(table, name, held, waiting, transaction)
 
 
 def _names(request: Request, name: str) -> bool:
-    """Return whether a request names the resource `name`, or if it is a subtree, a name below it."""
+    """Return whether a request names the resource `name`, a subtree that contains it, or if it is a subtree, a name below it."""
     names = request.names()
-    return name in names or (is_subtree(name) and any(contains(name, below) for below in names))
+    subtrees = () if request.details is None else request.details.subtrees
+    return (
+        name in names
+        or any(contains(subtree, name) for subtree in subtrees)
+        or (is_subtree(name) and any(contains(name, below) for below in names))
+    )
 
 
 def _within(subtree: str, requests: Iterable[Request]) -> list[Request]:

@@ -45,6 +45,21 @@ async def test_explain_a_waiting_request_and_a_holder(genie: Genie, wire: Wire) 
         wire.send("release", id=id_)
 
 
+async def test_explain_a_holder_with_waiters_above_and_below_its_names(genie: Genie, wire: Wire) -> None:
+    other = await Wire.connect(genie.address)
+    name = await wire.lock("shared:x/1", transactionTimeout=HOUR_MS)
+    subtree = await wire.lock("shared:y/**", transactionTimeout=HOUR_MS)
+    above = await other.request("exclusive:x/**", queueTimeout=HOUR_MS)
+    below = await other.request("1/2:y/1", queueTimeout=HOUR_MS)
+    shared = await other.request("shared:x/1", queueTimeout=HOUR_MS)
+    of_name, of_subtree = [genie_cli("explain", str(id_), port=genie.port).stdout for id_ in (name, subtree)]
+    assert f"\nWaiting for it:\n  └ {above} for exclusive:x/** (" in of_name
+    assert f"\nWaiting for it:\n  └ {below} for 1/2:y/1 (" in of_subtree
+    assert (of_name + of_subtree).count("└") == 2, "another shared lock waits for the subtree alone"
+    for id_ in (shared, below, above, subtree, name):
+        wire.send("release", id=id_)
+
+
 async def test_explain_of_an_ended_request_is_an_error(genie: Genie, wire: Wire) -> None:
     ended = await wire.lock("exclusive:e/ended")
     await wire.release(ended)

@@ -112,6 +112,18 @@ async def test_a_prefix_releases_locks_and_grants_waiting_requests(server: Genie
     await other.release()
 
 
+async def test_a_prefix_does_not_release_the_subtrees_that_contain_it(server: Genie, client: genie.Client) -> None:
+    above = await client.acquire("shared:s/**", transaction_timeout=HOUR)
+    within = [await client.acquire(name, transaction_timeout=HOUR) for name in ("shared:s/1/**", "shared:s/1/x")]
+    done = await release(server, "--prefix", "s/1", "--yes")
+    assert "s/**" not in done.stdout
+    assert done.stdout.endswith("Released: 2\n")
+    for lock in within:
+        await lock.lost.wait()
+    assert await held(client, "s/1/x") == [above.id]
+    await above.release()
+
+
 async def test_the_rows_to_confirm_have_whole_names_and_those_with_the_prefix_first(
     server: Genie, client: genie.Client
 ) -> None:

@@ -100,6 +100,31 @@ async def test_a_subtree_and_the_names_below_it_exclude_each_other_in_turn(genie
         await c.release(id_)
 
 
+async def test_inspect_of_a_name_shows_the_requests_for_subtrees_that_contain_it(genie: Genie) -> None:
+    a, b = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    books = await a.lock("exclusive:i/**", transactionName="books")
+    waiting = [await b.request(lock) for lock in ("exclusive:i/2", "exclusive:i/**", "1/2:i/3", "shared:i/2/x")]
+    for name, holders, queue in (
+        ("i/2", [books], waiting[:2]),
+        ("i/3", [books], waiting[1:3]),
+        ("i/2/**", [books], [waiting[1], waiting[3]]),
+        ("i/**", [books], waiting),
+        ("i", [], []),
+    ):
+        reply = await inspect(b, resource=name)
+        assert [row["id"] for row in reply["holders"]] == holders, name
+        assert [row["id"] for row in reply["queue"]] == queue, name
+        assert (reply["holdersTotal"], reply["queueTotal"]) == (len(holders), len(queue)), name
+    for filters in {"transactionName": "books"}, {"id": books}:
+        reply = await inspect(b, resource="i/2", **filters)
+        assert listed(reply["holders"]) == [(books, ["exclusive:i/**"])]
+        assert reply["queue"] == []
+    for id_ in reversed(waiting):
+        b.send("release", id=id_)
+        await b.expect("released")
+    await a.release(books)
+
+
 async def test_inspect_of_a_subtree_with_an_id_or_a_transaction(genie: Genie) -> None:
     wire = await Wire.connect(genie.address)
     inside = await wire.lock("exclusive:t/1", transactionName="both")
@@ -179,6 +204,9 @@ async def test_a_principal_locks_and_inspects_only_subtrees_within_its_prefixes(
         assert [row["resource"] for row in first["blockers"]] == ["stock/**"]
         assert [row["resource"] for row in second["blockers"]] == ["accounts/1"]
         assert second["blockersTotal"] == 2
+        # Of the request for subtrees, the principal sees those that contain its names, and how many more there are.
+        (holder,) = (await inspect(books, resource="stock/1/x"))["holders"]
+        assert (holder["resources"], holder["resourcesTotal"]) == (["exclusive:stock/**", "exclusive:limits/**"], 3)
 
 
 async def test_a_retry_with_other_units_is_rejected(genie: Genie) -> None:
