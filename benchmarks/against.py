@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.against_parts.builds import Build, of_commit, of_working_tree
-from benchmarks.against_parts.load import SHAPES, Sample, measure
+from benchmarks.against_parts.load import SHAPES, UNIT_SHAPES, Sample, measure
 from benchmarks.peers.peer import HOST, PeerFailed
 from benchmarks.peers.processes import executes, free_port, pinned, serving
 from benchmarks.peers.redis_server import missing, redis_server
@@ -100,7 +100,7 @@ def run_round(
                 redis_port = servers.enter_context(redis_server(redis_folder, redis_prefix)).port
             settings = dict(options.setting) if index else {}
             addresses.append(servers.enter_context(server(build, folder, prefix, redis_port, settings)))
-        for shape in SHAPES:
+        for shape in options.shapes:
             order = [0, 1] if number % 2 == 0 else [1, 0]
             samples = {index: measure(*addresses[index], shape, options.seconds, options.warm_up) for index in order}
             results.append([samples[0], samples[1]])
@@ -134,6 +134,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=float, default=0.3, help="time before a measurement (default: 0.3)")
     parser.add_argument("--store", action="append", choices=["memory", "redis"], help="default: both")
     parser.add_argument("--compiled", action="store_true", help="compile both sides (needs a C compiler)")
+    parser.add_argument(
+        "--units",
+        action="store_const",
+        dest="shapes",
+        const=SHAPES + UNIT_SHAPES,
+        default=SHAPES,
+        help="also measure units of a resource, which both sides must know",
+    )
     options = parser.parse_args(arguments)
     if not options.base and not options.setting:
         parser.error("give a commit, a --setting, or both")
@@ -151,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.store = ["memory"]
     print(f"\n{HEADER}")
     for store in options.store or ["memory", "redis"]:
-        tables = [Pairs() for _ in SHAPES]
+        tables = [Pairs() for _ in options.shapes]
         try:
             for number in range(options.rounds):
                 results = run_round(number, store, [base, now], options, prefix, load)
@@ -160,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except PeerFailed as error:
             print(f"{store}: {error}")
             return 1
-        for shape, table in zip(SHAPES, tables, strict=True):
+        for shape, table in zip(options.shapes, tables, strict=True):
             print(table.row(f"{store}, {shape.title}"), flush=True)
     return 0
 

@@ -10,15 +10,19 @@ machine affects both. The rows of timeouts, restart and memory are absolute time
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scale_parts.chains import chains
 from scale_parts.core import crowd, cycle, handoff, three
 from scale_parts.idle import idle
+from scale_parts.lock_kinds import kinds
 from scale_parts.memory import memory
 from scale_parts.restart import restart
 from scale_parts.table import run
 from scale_parts.timeouts import timeouts
 
 if __name__ == "__main__":
-    parts = (cycle, handoff, three, chains, crowd, timeouts, memory, restart, idle)
+    parts = (cycle, handoff, three, chains, crowd, kinds, timeouts, memory, restart, idle)
     sys.exit(run("How cost grows: ratios and bounds, each with its goal.", *parts))

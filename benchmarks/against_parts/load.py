@@ -29,8 +29,8 @@ class Shape:
     connections: int
     depth: int
     """Requests in flight on each connection."""
-    hot: bool = False
-    """Whether all requests lock the same key."""
+    resources: tuple[str, ...] = ("exclusive:accounts/{number}/{slot}",)
+    """What the connections lock, in turns: formats of the number of the connection and of the request's slot on it."""
     transactions: bool = False
     """Whether a cycle is a transaction: two requests, one after the other, then two releases."""
 
@@ -39,9 +39,16 @@ SHAPES = (
     Shape("one connection", 1, 1),
     Shape("64 connections", 64, 1),
     Shape("64 x 16", 64, 16),
-    Shape("one hot key, 64", 64, 1, hot=True),
+    Shape("one hot key, 64", 64, 1, ("exclusive:hot",)),
     Shape("64, transactions", 64, 1, transactions=True),
 )
+OWN_UNITS = "1/2:accounts/{number}/{slot}"
+UNIT_SHAPES = (
+    Shape("64, own units", 64, 1, (OWN_UNITS,)),
+    Shape("64 x 16, own units", 64, 16, (OWN_UNITS,)),
+    Shape("64 on 32 units", 64, 1, ("1/32:hot",)),
+)
+"""The shapes in which a connection locks units, which older builds do not know."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,9 @@ class Connection:
 
     def __init__(self, port: int, number: int, shape: Shape) -> None:
         self.sock = open_socket(port)
-        keys = ["hot"] * shape.depth if shape.hot else [f"accounts/{number}/{slot}" for slot in range(shape.depth)]
-        self.requests = [b'{"command":"request","payload":{"resources":["exclusive:%s"]}}\n' % k.encode() for k in keys]
+        resource = shape.resources[number % len(shape.resources)]
+        names = [resource.format(number=number, slot=slot).encode() for slot in range(shape.depth)]
+        self.requests = [b'{"command":"request","payload":{"resources":["%s"]}}\n' % name for name in names]
         self.unacknowledged = deque(self.requests)
         """Requests without an id. The server sends the ids in order."""
         self.by_id: dict[bytes, bytes] = {}

@@ -37,7 +37,7 @@ def cycle() -> Iterator[Row]:
 def handoff() -> Iterator[Row]:
     """Release a resource to the next in its wait queue, with 100,000 waiting and with 10; another one is added."""
     with building():
-        small, large = _handoffs(10), _handoffs(100_000)
+        small, large = handoffs(10), handoffs(100_000)
     base, mine = in_turns(ROUNDS, small, large)
     yield Row(
         "a handoff in a line of 100,000, to one in a line of 10",
@@ -113,13 +113,13 @@ def _cycles(manager: LockManager, resources: int = 1) -> Callable[[], float]:
     return run
 
 
-def _handoffs(waiters: int) -> Callable[[], float]:
+def handoffs(waiters: int, new: Callable[[], Request] = lambda: Request(exclusive=("A",))) -> Callable[[], float]:
+    """Return the microseconds for each hand-over of a lock that only one of the requests can hold, and a new waiter."""
     manager = LockManager()
-    names = ("A",)
-    holder = Request(exclusive=names)
+    holder = new()
     manager.step(holder, 0)
     for _ in range(waiters):
-        manager.step(Request(exclusive=names), 0)
+        manager.step(new(), 0)
 
     def run() -> float:
         nonlocal holder
@@ -127,7 +127,7 @@ def _handoffs(waiters: int) -> Callable[[], float]:
         began = time.perf_counter()
         for _ in range(STEPS):
             holder = _locked(step(Release(holder.id), 0))
-            step(Request(exclusive=names), 0)
+            step(new(), 0)
         return (time.perf_counter() - began) / STEPS * 1e6
 
     return run

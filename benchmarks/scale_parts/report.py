@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 WIDTH = 78
 
@@ -73,13 +75,13 @@ def building() -> Iterator[None]:
         gc.enable()
 
 
-def in_turns(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:
+def in_turns(rounds: int, *runs: Callable[[], Result]) -> list[list[Result]]:
     """Alternate the runs, so that noise of the machine affects all of them; every other round is in
     reverse order.
 
     Returns the results of each run.
     """
-    results: list[list[float]] = [[] for _ in runs]
+    results: list[list[Result]] = [[] for _ in runs]
     for run in runs:
         run()  # the first time is never like the others
     for number in range(rounds):
