@@ -194,23 +194,18 @@ def _read_long(line: bytes) -> WireCommand:
     try:
         return _build_command(_decode(line))
     except _DECODE_ERRORS:
-        rejection = diagnostics.explain(line)
+        pass
     try:
-        if rejection is not None:
-            raise rejection
+        # The last value of a duplicate key counts, so the earlier values may be invalid.
+        return _build_command(_decode(codec.dumps(codec.loads(line))))
+    except _DECODE_ERRORS as error:
+        rejection = diagnostics.explain(line) or RequestRejected(Code.BAD_REQUEST, str(error))
+    try:
+        raise rejection
     finally:
         del (
             rejection
         )  # otherwise the error refers to this frame, and the frame to the error: only the garbage collector frees both
-    return _read_last_values(line)  # the line is valid except for the earlier values of a duplicate key
-
-
-def _read_last_values(line: bytes) -> WireCommand:
-    """Decode a line with a duplicate key. Only the last value counts, so the earlier values may be invalid."""
-    try:
-        return _build_command(_decode(codec.dumps(codec.loads(line))))
-    except _DECODE_ERRORS as error:
-        raise RequestRejected(Code.BAD_REQUEST, str(error)) from None
 
 
 def _build_command(line: Line) -> WireCommand:
@@ -307,7 +302,10 @@ def _build_take(payload: RequestPayload) -> Take:
         release_on_disconnect=payload.onDisconnect == "release",
         context=_context(payload, digest),
     )
-    choices, units = parse_choices(any_of)
+    try:
+        choices, units = parse_choices(any_of)
+    except ValueError as error:  # the only error, so `explain` need not parse thousands of choices again to find it
+        raise diagnostics.invalid_choices(error, payload.ref) from None
     return Take(request, choices, weights, int(target), units, as_strings=type(target) is str)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from genie.errors import Code, RequestRejected
 from genie.protocol import codec
@@ -252,6 +252,12 @@ def too_many_values() -> RequestRejected:
     return bad_json(f"it has more than {MAX_VALUES} values")
 
 
+def invalid_choices(error: ValueError, ref: str | None) -> RequestRejected:
+    """Return the error for a `request` of which only `anyOf` is invalid: `error` is that of `parse_choices`."""
+    reason = f"request: anyOf is invalid: {str(error).removeprefix('a name ')}"
+    return RequestRejected(Code.BAD_REQUEST, reason, ref=ref)
+
+
 def has_too_many_values(line: bytes) -> bool:
     """Return whether a line has more than `MAX_VALUES` values, which would take tenths of a second to decode and to free.
 
@@ -273,6 +279,26 @@ def explain(line: bytes) -> RequestRejected | None:
     Only the last value of a duplicate key counts, but the typed decoder checks every value. So it may
     reject a valid line.
     """
+    found = read_envelope(line)
+    if isinstance(found, RequestRejected):
+        return found
+    error = payload_error(found.command, found.payload)
+    if error is None:
+        return None
+    return RequestRejected(Code.BAD_REQUEST, f"{found.command}: {error}", ref=found.ref, id=found.id)
+
+
+class Envelope(NamedTuple):
+    """A line whose command is known. The fields of the payload are not checked, except `ref`, and `id` if errors contain it."""
+
+    command: str
+    payload: dict[str, Any]
+    ref: str | None
+    id: int | None
+
+
+def read_envelope(line: bytes) -> Envelope | RequestRejected:
+    """Decode a line, without its names, in time that does not depend on them. Return its error if its command is unknown."""
     if has_too_many_values(line):
         return too_many_values()
     try:
@@ -283,11 +309,11 @@ def explain(line: bytes) -> RequestRejected | None:
         return RequestRejected(Code.BAD_JSON, f"the JSON is nested deeper than {MAX_DEPTH} levels")
     if type(message) is not dict or type(message.get("command")) is not str:
         return RequestRejected(Code.BAD_MESSAGE, 'a line must be an object: {"command": string, "payload": object}')
-    return _explain_message(message, message["command"], message.get("payload"))
+    return _envelope_of(message, message["command"], message.get("payload"))
 
 
-def _explain_message(message: dict[str, Any], command: str, payload: Any) -> RequestRejected | None:
-    """Return the error for a decoded line, given with its command and payload; None if the line is valid."""
+def _envelope_of(message: dict[str, Any], command: str, payload: Any) -> Envelope | RequestRejected:
+    """Return a decoded line, given with its command and payload, or its error."""
     ref = payload.get("ref") if type(payload) is dict else None
     ref = ref if _ref_error(ref) is None else None
     if command not in FIELD_CHECKS:
@@ -305,8 +331,7 @@ def _explain_message(message: dict[str, Any], command: str, payload: Any) -> Req
         if name not in ("command", "payload"):
             unknown = f"{command}: unknown field {name[:64]!r}; a message has only command and payload"
             return RequestRejected(Code.BAD_MESSAGE, unknown, ref=ref, id=id_)
-    error = payload_error(command, payload)
-    return None if error is None else RequestRejected(Code.BAD_REQUEST, f"{command}: {error}", ref=ref, id=id_)
+    return Envelope(command, payload, ref, id_)
 
 
 def is_hello(line: bytes) -> bool:

@@ -12,6 +12,9 @@ SPLIT_BYTES = 8 << 10
 """Input of more than this many bytes is split in parts of about this size, and each part only when its lines are executed.
 Splitting 256 KiB of short lines at once would delay other connections for too long."""
 
+LONG_LINE_BYTES = 32 << 10
+"""Length beyond which a line is a slow command, because it may have thousands of names. Requests of 1,024 usual names are shorter."""
+
 MIN_COMMAND_BYTES = 16
 """Approximate number of bytes in the shortest valid command."""
 
@@ -22,6 +25,20 @@ class LineTooLong(Exception):
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__("line too long")
         self.lines = lines
+
+
+class LongLine:
+    """A line of more than `LONG_LINE_BYTES`, marked so that the server need not measure each line that it executes."""
+
+    __slots__ = ("line",)
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+
+
+def mark_long(lines: list[bytes]) -> list[bytes | LongLine]:
+    """Return the lines, the long ones as `LongLine`."""
+    return [LongLine(line) if len(line) > LONG_LINE_BYTES else line for line in lines]
 
 
 class UnsplitLines:

@@ -19,7 +19,14 @@ from genie.observability.limited_log import log_limited
 from genie.protocol import replies
 from genie.protocol.commands import Hello, http_rejection, is_http, read_hello
 from genie.protocol.diagnostics import hello_token
-from genie.protocol.framing import MIN_COMMAND_BYTES, SPLIT_BYTES, LineReader, LineTooLong
+from genie.protocol.framing import (
+    MIN_COMMAND_BYTES,
+    SPLIT_BYTES,
+    LineReader,
+    LineTooLong,
+    UnsplitLines,
+    mark_long,
+)
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer
 from genie.server.rejections import unavailable
@@ -195,12 +202,16 @@ class Connection(Peer, asyncio.Protocol):
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
-            self.handler.submit(self, lines, len(data))
+            self._submit(lines, len(data))
         if (self._lines.partial or self._partial_bytes) and not self.closing:
             self._partial_bytes = len(self._lines.partial)
             # `UnsplitLines` contain at least one line. If a line was completed, the incomplete line is a new one.
             is_new = type(completed) is not list or bool(completed)
             self._admission.partial_lines.update(self, self._partial_bytes, new=is_new)
+
+    def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
+        """Submit complete lines to the handler. The scheduler marks the long ones of `UnsplitLines` when it splits them."""
+        self.handler.submit(self, mark_long(lines) if isinstance(lines, list) else lines, size)
 
     def eof_received(self) -> bool:
         """Close the connection after the replies to all commands that were read, because the client has half-closed it.
@@ -403,7 +414,7 @@ class Connection(Peer, asyncio.Protocol):
         """Execute the complete lines before a line that is too long. Then send an error and close the connection."""
         lines = too_long.lines if self.state is READY else self._process_opening_lines(iter(too_long.lines))
         if lines:
-            self.handler.submit(self, lines, size=0)
+            self._submit(lines, size=0)
         if not self.closing:
             limit = self._limits.max_line
             self._submit_end(
@@ -524,7 +535,7 @@ class Connection(Peer, asyncio.Protocol):
             return
         lines = self._process_opening_lines(postponed)
         if lines:
-            self.handler.submit(self, lines, sum(map(len, lines)))
+            self._submit(lines, sum(map(len, lines)))
         self._update_reading()
 
     def _process_opening_line(self, line: bytes) -> bool:

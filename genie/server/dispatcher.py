@@ -41,6 +41,7 @@ from genie.protocol.commands import (
     WireCommand,
     read,
 )
+from genie.protocol.framing import LongLine
 from genie.protocol.replies import granted, success
 from genie.server.auth import authorize
 from genie.server.notifier import Notifier
@@ -93,7 +94,7 @@ FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
 SLOW_COMMANDS = frozenset((Inspect, Watch))
-"""Commands whose work, and whose answer, grow with the state. At most one is executed in a batch."""
+"""Commands whose work, and whose answer, grow with the state. At most one of them, or one long line, is executed in a batch."""
 
 WATCH_COMMANDS = frozenset((Watch, Unwatch))
 """Commands that change the prefixes that a connection watches. They wait for the watch events of earlier changes."""
@@ -218,6 +219,9 @@ class Dispatcher:
             else:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
+                elif type(item) is LongLine:
+                    if not may_be_slow or self.execute(now, connection, iter((item.line,)), True) is not None:
+                        return item
                 elif not (self._end_input if item is END_OF_INPUT else self._report_state)(now, connection):
                     return item  # slices are left
                 continue

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from genie.access import Principal
 from genie.errors import RequestRejected
 from genie.protocol.commands import Hello, Namespaced
-from genie.protocol.framing import UnsplitLines
+from genie.protocol.framing import LongLine, UnsplitLines
 from genie.server.sessions import Session
 
 
@@ -73,7 +73,7 @@ class SessionState:
 
 SESSION_STATE = SessionState()
 
-Item = bytes | RequestRejected | EndOfInput | SessionState | Hello | Namespaced
+Item = bytes | LongLine | RequestRejected | EndOfInput | SessionState | Hello | Namespaced
 """An item of input: a line, an error to send instead of a reply, the end of the input, the state of a resumed session, or a
 decoded command."""
 

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import Code, RequestRejected
+from genie.protocol import diagnostics
 from genie.protocol.commands import (
     Hello,
     LargeRequest,
     Namespaced,
     ReleaseByRef,
     WireCommand,
-    copy_of,
-    read,
     without_namespace,
 )
+from genie.protocol.framing import LongLine
 from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 
 STORE_UNAVAILABLE = "the store is unavailable, try again later"
@@ -41,15 +41,14 @@ def unavailable(item: Item, reason: str) -> RequestRejected | None:
 
     The error has the code `unavailable`, unless the line is malformed or the item is an error itself.
     """
-    if isinstance(item, bytes):
-        if not item or item.isspace():
+    line = item.line if isinstance(item, LongLine) else item
+    if isinstance(line, bytes):
+        if not line or line.isspace():
             return None
-        try:
-            return error_for(read(item), Code.UNAVAILABLE, reason)
-        except RequestRejected as invalid:
-            if invalid.code in MALFORMED:
-                return copy_of(invalid)
-            return RequestRejected(Code.UNAVAILABLE, reason, ref=invalid.ref, id=invalid.id)
+        found = diagnostics.read_envelope(line)
+        if isinstance(found, RequestRejected) and found.code in MALFORMED:
+            return found
+        return RequestRejected(Code.UNAVAILABLE, reason, ref=found.ref, id=found.id)
     if isinstance(item, RequestRejected):
         return item
     return error_for(item, Code.UNAVAILABLE, reason) if isinstance(item, (Hello, Namespaced)) else None

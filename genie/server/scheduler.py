@@ -11,8 +11,9 @@ A light connection may send one expensive command, such as a request that search
 may do so at once. If light connections are left after a batch, those of principals without a recent overrun are next, and the
 principals with overruns take turns.
 
-Slow commands, whose work grows with the state of the server, wait in a third queue. A batch executes at most one of them, at
-its end, and all namespaces of a server together one in an iteration of the event loop, and the principals take turns. A slow command of a client that does not read its messages is parked until it reads.
+Slow commands, whose work grows with the state of the server or whose lines are long, wait in a third queue. A batch executes
+at most one of them, at its end, and all namespaces of a server together one in an iteration of the event loop, and the
+principals take turns. A slow command of a client that does not read its messages is parked until it reads.
 The end of a session with many requests is executed in slices, which wait in the third queue as well. All these ends together
 take turns like one more principal, because other clients wait for the locks. The state of a resumed session is sent in slices
 like slow commands.
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from sys import maxsize
 
-from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
+from genie.protocol.framing import SPLIT_BYTES, UnsplitLines, mark_long
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
 from genie.server.slow_turns import SlowTurns
 
@@ -382,7 +383,7 @@ def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int
     The bytes stay with the rest, so that they count as finished only after the last chunk.
     """
     if isinstance(items, UnsplitLines):
-        lines = [line for line in items.split_next() if line]
+        lines = mark_long([line for line in items.split_next() if line])
         if items:
             queue.appendleft((items, maxsize, size))
             size = 0

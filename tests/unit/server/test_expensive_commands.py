@@ -13,12 +13,15 @@ from genie.access import Principal
 from genie.core import Inspection, LockManager, Release, Request, Row, State
 from genie.errors import RequestRejected
 from genie.protocol import commands, replies
+from genie.protocol.framing import LONG_LINE_BYTES, LongLine
 from genie.server import dispatcher
+from genie.server.rejections import unavailable
 from support.core.sliced_pipeline import SECRET, SLICE, Client, World
 from work.opcodes import OpcodeCounter
 
 NAMES = 60
 FOREVER = 3_600_000
+CHOICES = 9_000
 
 
 def line(command: str, **payload: Any) -> bytes:
@@ -169,7 +172,7 @@ def instructions(call: Callable[[], object]) -> int:
 @pytest.mark.parametrize("name", ["own/{}", "\ue000{}", "\U0010ffff{}", "{}\u00a0"])
 def test_a_request_with_very_many_choices_executes_few_instructions_for_each(name: str) -> None:
     """Whether its characters are printable or not."""
-    any_of = [f"exclusive:{name.format(number)}" for number in range(9_000)]
+    any_of = [f"exclusive:{name.format(number)}" for number in range(CHOICES)]
     text = line("request", anyOf=any_of, target=len(any_of), transactionName="t", ref="r").rstrip()
     manager = LockManager()
     count = instructions(lambda: manager.step(commands.read(text), 0.0))  # type: ignore[arg-type]
@@ -177,11 +180,71 @@ def test_a_request_with_very_many_choices_executes_few_instructions_for_each(nam
     assert not manager.table.locks
     assert count < 110 * len(any_of)
 
-    def read_invalid() -> None:
-        with pytest.raises(RequestRejected, match="twice"):
-            commands.read(line("request", anyOf=any_of + any_of[-1:], target=1).rstrip())
 
-    assert instructions(read_invalid) < 160 * len(any_of)
+@pytest.mark.parametrize(("choice", "limit", "limit_of_all"), [("exclusive:{0}", 50, 110), ("{1}/{2}:{0}", 120, 500)])
+def test_very_many_choices_are_parsed_once_whether_they_are_valid_or_not(
+    choice: str, limit: int, limit_of_all: int
+) -> None:
+    any_of = [choice.format(number, number + 1, 2 * number + 2) for number in range(CHOICES)]
+    valid = line("request", anyOf=any_of, target=CHOICES, ref="r").rstrip()
+    assert instructions(lambda: commands.read(valid)) < limit * CHOICES
+    manager = LockManager()
+    for _ in range(2):
+        count = instructions(lambda: manager.step(commands.read(valid), 0.0))  # type: ignore[arg-type]
+        assert count < limit_of_all * CHOICES
+    first_value_invalid = valid[:-2] + b',"ref":"r"}}'
+    first_value_invalid = first_value_invalid.replace(b'"payload": {', b'"payload": {"ref":0,')
+    assert instructions(lambda: commands.read(first_value_invalid)) < limit * CHOICES
+
+    def read_invalid(*more: str) -> None:
+        with pytest.raises(RequestRejected, match="anyOf is invalid") as rejected:
+            commands.read(line("request", anyOf=[*any_of, *more], target=1, ref="r").rstrip())
+        assert rejected.value.ref == "r"
+
+    assert instructions(lambda: read_invalid(any_of[-1])) < limit * CHOICES
+    assert instructions(lambda: read_invalid("x:a")) < limit * CHOICES
+    assert instructions(lambda: read_invalid("1/2:a/**")) < limit * CHOICES
+
+
+async def test_one_long_line_of_all_connections_is_executed_in_an_iteration(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last bytes of a long line, with which it is executed, may be few."""
+    executed, read = list[bytes](), dispatcher.read
+
+    def count_long(text: bytes) -> commands.WireCommand:
+        executed.extend([text] if len(text) > LONG_LINE_BYTES else [])
+        return read(text)
+
+    monkeypatch.setattr(dispatcher, "read", count_long)
+    clients, other = [Client(world) for _ in range(10)], Client(world)
+    long_line = line("request", anyOf=[f"exclusive:{number}" for number in range(3_000)], target=10**9)
+    assert len(long_line) > LONG_LINE_BYTES
+    for client in [*clients, other]:
+        client.send("ping")
+    await world.settle()
+    for number, client in enumerate(clients):
+        parts = (long_line[:-5], long_line[-5:]) if number % 2 else (long_line,)
+        for part in [*parts, *parts, line("ping", ref="after")]:
+            client.connection.data_received(part)
+    for _ in range(200):
+        before, pongs = len(executed), len(other.received)
+        other.send("ping")
+        for _ in range(3):  # until the batch is acknowledged
+            await asyncio.sleep(0)
+        assert len(executed) - before <= 3, "one in an iteration"
+        assert len(other.received) > pongs
+    for client in clients:
+        assert client.commands() == ["pong", *["queued", "released"] * 2, "pong"]
+
+
+async def test_a_long_line_is_rejected_without_reading_its_names_while_the_store_is_unavailable() -> None:
+    any_of = [f"exclusive:{number}" for number in range(CHOICES)]
+    long_line = LongLine(line("request", anyOf=[*any_of, any_of[0]], target=1, ref="r"))
+    rejected = list[RequestRejected | None]()
+    assert instructions(lambda: rejected.append(unavailable(long_line, "why"))) < 20 * CHOICES
+    assert rejected[0] is not None
+    assert (rejected[0].code, rejected[0].message, rejected[0].ref) == ("unavailable", "why", "r")
 
 
 async def test_a_reload_executes_few_instructions_for_each_watch(world: World) -> None:
