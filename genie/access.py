@@ -6,11 +6,12 @@ import hmac
 import re
 import tomllib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from stat import S_IROTH
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from genie.files import read_regular_file
 from genie.lock_modes import is_subtree
@@ -107,6 +108,9 @@ class Principal:
         return f"names that begin with {shown}" + (f" or {hidden_count} more" if hidden_count > 0 else "")
 
 
+T = TypeVar("T")
+
+
 # -- The token file: one token, or TOML with a section for each principal ------------------------------
 
 DEFAULT_NAME = "default"
@@ -125,6 +129,9 @@ MAX_FILE_BYTES = 1 << 20
 
 SECTION_KEYS = ("token", "prefixes", "may")
 """Keys of a principal's section in the token file."""
+SECTIONS_PER_PART = 100
+"""Sections of a token file that are parsed in one part: a few ms."""
+_SECTION = re.compile(r"^(?=[ \t]*\[)", re.MULTILINE)
 _TOML_ERROR_POSITION = re.compile(r" \(at .*\)$")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -138,23 +145,14 @@ class Credential:
     """None: only a certificate authenticates the principal."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenFile:
-    """The content of a token file."""
-
-    credentials: tuple[Credential, ...]
-    world_readable: bool
-    """Whether every user of this machine can read the file."""
+Parts = Generator[None, None, T]
+"""Work in parts: the caller may do other work, such as that of an event loop, between two of them."""
 
 
-def load_token_file(path: str, *, certificates_required: bool) -> TokenFile:
-    """Read and validate a token file.
+def _read_token_file(path: str) -> tuple[str, bool]:
+    """Return the text of a token file, and whether every user of this machine can read the file.
 
-    `certificates_required`: clients must present a certificate, so a principal in the file needs no token.
-
-    Raises:
-        ValueError: if the file can't be read or is invalid; the message names the file and the section.
-
+    Raises ValueError if the file cannot be read or is too long; the message names the file.
     """
     try:
         data, mode = read_regular_file(path, MAX_FILE_BYTES + 1)  # one byte more shows that the file is too long
@@ -165,11 +163,7 @@ def load_token_file(path: str, *, certificates_required: bool) -> TokenFile:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must be text in UTF-8") from None
     if len(data) > MAX_FILE_BYTES:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} must have at most {MAX_FILE_BYTES} bytes")
-    try:
-        credentials = _parse_credentials(text, certificates_required=certificates_required)
-        return TokenFile(tuple(credentials), bool(mode & S_IROTH))
-    except ValueError as error:
-        raise ValueError(f"GENIE_TOKEN_FILE: {path}: {error}") from None
+    return text, bool(mode & S_IROTH)
 
 
 def check_token(token: object, source: str) -> str:
@@ -188,43 +182,58 @@ def check_token(token: object, source: str) -> str:
     return token
 
 
-def _parse_credentials(text: str, *, certificates_required: bool) -> list[Credential]:
+def _parse_credentials(text: str, *, certificates_required: bool) -> Parts[list[Credential]]:
     """Parse a token file: a single token for all clients, or TOML with a section for each principal.
 
     Raises ValueError if the text is neither.
     """
-    words = text.split()
+    words = text.split(maxsplit=1)
     if not words:
         raise ValueError("the file is empty; it must contain one token, or TOML with a section for each principal")
     is_single_token = len(words) == 1 and not words[0].startswith(("[", "token=")) and '"' not in words[0]
     if is_single_token:  # else TOML, which may also be a single word
         return [Credential(FULL_ACCESS, check_token(words[0], "the token"))]
     try:
-        sections = tomllib.loads(text)
+        sections = yield from _parse_sections(text)
     except tomllib.TOMLDecodeError as error:
         position = _TOML_ERROR_POSITION.search(str(error))  # the rest of the message may quote a token
         raise ValueError(f"the file is neither one token nor TOML{position[0] if position else ''}") from None
     except RecursionError:
         raise ValueError("the file is neither one token nor TOML: its values are nested too deeply") from None
-    credentials = [
-        _parse_credential(name, section, certificates_required=certificates_required)
-        for name, section in sections.items()
-    ]
+    credentials: list[Credential] = []
+    name_by_token: dict[str, str] = {}
+    for name, section in sections.items():
+        credential = _parse_credential(name, section, certificates_required=certificates_required)
+        credentials.append(credential)
+        if credential.token is not None and (other := name_by_token.setdefault(credential.token, name)) != name:
+            raise ValueError(f"[{name}] has the same token as [{other}]; each must have its own")
+        if len(credentials) % SECTIONS_PER_PART == 0:
+            yield
     if not credentials:
         raise ValueError("the file has no principals; it must have a section for each, like [payments]")
-    _check_distinct_tokens(credentials)
     return credentials
 
 
-def _check_distinct_tokens(credentials: Iterable[Credential]) -> None:
-    """Raise ValueError if two principals have the same token."""
-    name_by_token: dict[str, str] = {}
-    for credential in credentials:
-        if credential.token is not None:
-            name = credential.principal.name
-            other_name = name_by_token.setdefault(credential.token, name)
-            if other_name != name:
-                raise ValueError(f"[{name}] has the same token as [{other_name}]; each must have its own")
+def _parse_sections(text: str) -> Parts[dict[str, Any]]:
+    """Parse a TOML text with sections, `SECTIONS_PER_PART` in a part. Raises TOMLDecodeError or RecursionError if it is invalid.
+
+    A line that begins like a section may be in a string or in a list. Then the text before it is not TOML, and no section of it
+    is used: all is parsed in one part, as if the text is invalid, or if a section continues an earlier one.
+    """
+    bounds = [0, *[match.start() for match in _SECTION.finditer(text)][SECTIONS_PER_PART::SECTIONS_PER_PART], len(text)]
+    sections: dict[str, Any] = {}
+    for start, end in pairwise(bounds):
+        try:
+            part = tomllib.loads(text[start:end])
+        except (tomllib.TOMLDecodeError, RecursionError):
+            break
+        if not sections.keys().isdisjoint(part):
+            break
+        sections |= part
+        yield
+    else:
+        return sections
+    return tomllib.loads(text)
 
 
 def _parse_credential(name: str, section: Any, *, certificates_required: bool) -> Credential:
@@ -306,41 +315,63 @@ class AccessControl:
         certificates_required: bool = False,
         file_world_readable: bool = False,
     ) -> None:
-        credentials = tuple(credentials)
-        self._token_digests = [
-            (_digest(credential.token), credential.principal)
-            for credential in credentials
-            if credential.token is not None
-        ]
+        self._token_digests: list[tuple[bytes, Principal]] = []
         """The digest of each token, with the principal of the token."""
-        self._principal_by_name = {credential.principal.name: credential.principal for credential in credentials}
+        self._principal_by_name: dict[str, Principal] = {}
         """All configured principals, with and without a token."""
-        self._names_with_token = {principal.name for _, principal in self._token_digests}
+        self._names_with_token: set[str] = set()
         """Names of the principals that have a token."""
         self._certificates_required = certificates_required
         self.file_world_readable = file_world_readable
         """Whether every user of this machine can read the token file."""
+        for credential in credentials:
+            self._add(credential)
+
+    def _add(self, credential: Credential) -> None:
+        """Add a credential. Only during the creation."""
+        principal = credential.principal
+        self._principal_by_name[principal.name] = principal
+        if credential.token is not None:
+            self._token_digests.append((_digest(credential.token), principal))
+            self._names_with_token.add(principal.name)
 
     @classmethod
     def load(cls, token: str | None, token_file: str | None, *, certificates_required: bool = False) -> AccessControl:
         """Create the access control from the server's settings: one token for all clients, or the path of a token file.
 
         If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token file
-        is invalid.
+        is invalid; the message names the file and the section.
         """
+        parts = cls.load_in_parts(token, token_file, certificates_required=certificates_required)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return cast("AccessControl", end.value)
+
+    @classmethod
+    def load_in_parts(
+        cls, token: str | None, token_file: str | None, *, certificates_required: bool = False
+    ) -> Parts[AccessControl]:
+        """Do the same as `load` in parts of a few ms each: a file may have thousands of principals."""
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE are mutually exclusive: set only one")
+        credentials: list[Credential] = []
+        world_readable = False
         if token is not None:
-            credential = Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))
-            return cls([credential], certificates_required=certificates_required)
-        if token_file is not None:
-            content = load_token_file(token_file, certificates_required=certificates_required)
-            return cls(
-                content.credentials,
-                certificates_required=certificates_required,
-                file_world_readable=content.world_readable,
-            )
-        return cls(certificates_required=certificates_required)
+            credentials = [Credential(FULL_ACCESS, check_token(token, "GENIE_TOKEN"))]
+        elif token_file is not None:
+            text, world_readable = _read_token_file(token_file)
+            try:
+                credentials = yield from _parse_credentials(text, certificates_required=certificates_required)
+            except ValueError as error:
+                raise ValueError(f"GENIE_TOKEN_FILE: {token_file}: {error}") from None
+        access = cls(certificates_required=certificates_required, file_world_readable=world_readable)
+        for number, credential in enumerate(credentials, 1):
+            access._add(credential)
+            if number % SECTIONS_PER_PART == 0:
+                yield
+        return access
 
     @property
     def has_tokens(self) -> bool:

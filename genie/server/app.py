@@ -24,7 +24,7 @@ from genie.history.retention import Retention
 from genie.observability import logs
 from genie.observability.roles import describe
 from genie.observability.stats import Stats
-from genie.server.auth import Authenticator
+from genie.server.auth import Authenticator, revoked
 from genie.server.connection import Connection
 from genie.server.file_watch import FileWatch
 from genie.server.listener import AdmissionControl, TlsListener
@@ -45,6 +45,8 @@ log = structlog.get_logger()
 
 TOKEN_SETTINGS = frozenset({"token", "token_file"})
 TLS_FILES = frozenset({"tls_cert", "tls_key", "tls_ca"})
+MAX_CHECKED_CONNECTIONS = 100
+"""Connections whose watches are compared with new permissions in one iteration of the event loop."""
 BACKLOG = 4096
 """Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
 
@@ -109,6 +111,10 @@ class Server:
         """Set by SIGTERM, SIGINT or the failure of a namespace, so that the server stops."""
         self._failure: BaseException | None = None
         """The error of the first namespace that failed."""
+        self._reloading: asyncio.Task[None] | None = None
+        """The last reload, which may run. None before the first."""
+        self._is_reload_wanted = False
+        """Whether another reload follows."""
         self._service_manager: SystemdNotifier | None = None
         """Reports the state to systemd. None if systemd does not run this server, or expects no messages."""
 
@@ -282,15 +288,15 @@ class Server:
 
     # -- reload -------------------------------------------------------------------------------------------
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read the configuration file, the certificates and the token file again.
 
-        If the configuration file is invalid, log the error and change nothing. If another file is invalid, log the error
+        Not while another reload runs. If the configuration file is invalid, log the error and change nothing. If another file is invalid, log the error
         and keep the previous content of that file.
         """
         if self._read_settings is not None:
             try:
-                changed = self._reload_settings(self._read_settings())
+                changed = await self._reload_settings(self._read_settings())
             except ValueError as error:
                 # No traceback: the operator needs the text only.
                 reason = self._describe_error(error)
@@ -303,9 +309,9 @@ class Server:
             changed = frozenset()
         self._reload_certificates()
         if self.settings.token_file is not None or changed & TOKEN_SETTINGS:
-            self._reload_tokens()
+            await self._reload_tokens()
 
-    def _reload_settings(self, new_settings: Settings) -> frozenset[str]:
+    async def _reload_settings(self, new_settings: Settings) -> frozenset[str]:
         """Apply the changed settings that a running server can change, and return their flat names. Log all changes.
 
         Raises ValueError, and changes nothing, if the certificates or the tokens of the new settings are invalid.
@@ -317,8 +323,7 @@ class Server:
         if applied & TLS_FILES:
             make_tls_contexts(settings.tls)  # raises ValueError for invalid files
         if applied & TOKEN_SETTINGS:
-            requires_certificates = settings.tls.ca is not None
-            AccessControl.load(settings.token, settings.token_file, certificates_required=requires_certificates)
+            await self.authenticator.load(settings.token, settings.token_file)
         self._use_settings(settings)
         for name in sorted(changed):
             values = {} if name in SECRETS else {"previous": used[name], "value": wanted[name]}
@@ -362,42 +367,66 @@ class Server:
         else:
             log.info("certificates reloaded", file=self.settings.tls.cert)
 
-    def _reload_tokens(self) -> None:
+    async def _reload_tokens(self) -> None:
         """Read the token file again, and apply the new permissions to open connections.
 
         A connection is closed if its principal was removed, or if its principal may no longer see a prefix that it
         watches.
         """
         try:
-            self.authenticator.reload(self.settings.token, self.settings.token_file)
+            await self.authenticator.reload(self.settings.token, self.settings.token_file)
         except ValueError as error:
             log.error("token file reload failed, previous tokens stay valid", reason=self._describe_error(error))  # noqa: TRY400
             return
+        # All at once, so that no command is executed with earlier permissions.
+        connections = list(self.connections)
+        for connection in connections:
+            if connection.principal is not None:
+                connection.reauthorize(self.authenticator.reauthorize(connection.principal, connection.certificate))
         closed = 0
-        for connection in list(self.connections):
-            if connection.principal is None:
-                continue
-            was_closing = connection.closing  # it may have commands that were read, but not executed
-            current_principal = self.authenticator.reauthorize(connection.principal, connection.certificate)
-            connection.reauthorize(current_principal)
-            if any(namespace.revoke_watches(connection) for namespace in self.namespaces.values()):
-                connection.reauthorize(None)  # revokes all permissions and closes the connection
-            closed += connection.closing and not was_closing
+        for number, connection in enumerate(connections, 1):
+            closed += self._close_unless_permitted(connection)
+            if number % MAX_CHECKED_CONNECTIONS == 0:
+                await asyncio.sleep(0)
         log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
 
+    def _close_unless_permitted(self, connection: Connection) -> bool:
+        """Close a connection if its principal was removed, or watches a prefix without the permission. Return whether it is closed now.
+
+        It may have commands that were read, but not executed: its principal loses all permissions for them.
+        """
+        principal = connection.principal
+        if principal is None or connection.closed:
+            return False
+        if any(namespace.revoke_watches(connection) for namespace in self.namespaces.values()):
+            principal = revoked(principal)
+            connection.reauthorize(principal)
+        if principal.permissions or connection.closing:
+            return False
+        connection.close_revoked()
+        return True
+
     def _on_sighup(self) -> None:
-        """Reload, and report the start and the end of the reload to systemd."""
-        # `ready` must follow `reloading`. But before a leader is known, READY would report the end of the start too early, and
-        # while the server stops, READY would be wrong.
-        is_ready = self._ready.is_set() and not self._stopped.is_set()
-        service_manager = self._service_manager if is_ready else None
-        if service_manager is not None:
-            service_manager.reloading()
-        try:
-            self.reload()
-        finally:
-            if service_manager is not None:
-                service_manager.ready()
+        """Reload, or reload again after the reload that runs: a file may have changed since it was read."""
+        self._is_reload_wanted = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.create_task(self._run_reloads())
+            self._reloading.add_done_callback(lambda task: task.cancelled() or task.result())  # a defect is logged
+
+    async def _run_reloads(self) -> None:
+        """Reload until no further reload is wanted. Report the start and the end of each reload to systemd."""
+        while self._is_reload_wanted:
+            self._is_reload_wanted = False
+            # `ready` must follow `reloading`. But before a leader is known, READY would report the end of the start too early,
+            # and while the server stops, READY would be wrong.
+            service_manager = self._service_manager if self._ready.is_set() else None
+            if service_manager is not None and not self._stopped.is_set():
+                service_manager.reloading()
+            try:
+                await self.reload()
+            finally:
+                if service_manager is not None and not self._stopped.is_set():
+                    service_manager.ready()
 
     # -- run and stop -------------------------------------------------------------------------------------
 
@@ -425,6 +454,7 @@ class Server:
         finally:
             pauses.stop()
             await cancel_and_wait(watching)
+            await cancel_and_wait(self._reloading)
             if self._service_manager is not None:
                 self._service_manager.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 
@@ -67,6 +67,11 @@ ACCESS_REVOKED = RequestRejected(
 )
 
 
+def revoked(principal: Principal) -> Principal:
+    """Return a principal without permissions: its connections are closed. A principal of a token file has permissions."""
+    return Principal(principal.name, permissions=frozenset())
+
+
 class Authenticator:
     """Authenticates connections by the access-control list `access`, which `reload` replaces.
 
@@ -76,16 +81,29 @@ class Authenticator:
     def __init__(self, token: str | None, token_file: str | None, *, certificates_required: bool, stats: Stats) -> None:
         self._certificates_required = certificates_required
         self._stats = stats
-        self.access: AccessControl
+        self.access = AccessControl.load(token, token_file, certificates_required=certificates_required)
         """The current access-control list."""
-        self.reload(token, token_file)
+        self._warn(token_file)
 
-    def reload(self, token: str | None, token_file: str | None) -> None:
-        """Read the token file. Logs a warning if it is world-readable.
+    async def load(self, token: str | None, token_file: str | None) -> AccessControl:
+        """Read the token file, a part in each iteration of the event loop. Raises ValueError if it is invalid."""
+        parts = AccessControl.load_in_parts(token, token_file, certificates_required=self._certificates_required)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return cast("AccessControl", end.value)
+            await asyncio.sleep(0)
+
+    async def reload(self, token: str | None, token_file: str | None) -> None:
+        """Read the token file, and then use it. Logs a warning if it is world-readable.
 
         Raises ValueError, and keeps the current list, if the file is invalid.
         """
-        self.access = AccessControl.load(token, token_file, certificates_required=self._certificates_required)
+        self.access = await self.load(token, token_file)
+        self._warn(token_file)
+
+    def _warn(self, token_file: str | None) -> None:
         if self.access.file_world_readable:
             log.warning("token file is world-readable", file=token_file, hint="chmod o-r")
 
@@ -116,9 +134,11 @@ class Authenticator:
         """
         return self.authenticate(hello, None if certificate is None else self.access.by_certificate(certificate))
 
-    def reauthorize(self, principal: Principal, certificate: str | None) -> Principal | None:
-        """Return the current access-control entry of a connected principal, or None if the entry was removed."""
-        return self.access.by_name(principal.name) if certificate is None else self.access.by_certificate(certificate)
+    def reauthorize(self, principal: Principal, certificate: str | None) -> Principal:
+        """Return the current access-control entry of a connected principal, without permissions if the entry was removed."""
+        access = self.access
+        current = access.by_name(principal.name) if certificate is None else access.by_certificate(certificate)
+        return current or revoked(principal)
 
     def denial(self, line: bytes) -> Denial:
         """Return the denial for a first line that did not authenticate its connection."""

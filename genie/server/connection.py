@@ -480,17 +480,16 @@ class Connection(Peer, asyncio.Protocol):
         elif self._transport is not None:
             self._transport.close()
 
-    def reauthorize(self, principal: Principal | None) -> None:
-        """Give the connection the permissions of `principal`.
+    def reauthorize(self, principal: Principal) -> None:
+        """Give the connection the permissions of `principal`."""
+        self.principal = principal
+        if self._handshake is not None and self._handshake.principal is not None:
+            self._handshake.principal = principal  # that of the certificate, which the first line may confirm
 
-        None revokes all permissions, and closes the connection after the pending replies.
-        """
-        if principal is None and self.principal is not None:
-            self.principal = Principal(self.principal.name, permissions=frozenset())
-            if not self.closing:
-                self._submit_end(ACCESS_REVOKED)
-        else:
-            self.principal = principal
+    def close_revoked(self) -> None:
+        """Close the connection after the pending replies, because its principal has no permissions any more."""
+        if not self.closing:
+            self._submit_end(ACCESS_REVOKED)
 
     # -- hello --------------------------------------------------------------------------------------------
 

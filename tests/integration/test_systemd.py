@@ -247,6 +247,11 @@ class Recording:
         self.sent.append("ready")
 
 
+async def _reloaded(server: Server) -> None:
+    assert server._reloading is not None
+    await server._reloading
+
+
 async def test_a_reload_while_the_server_stops_does_not_report_it_as_ready(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-the-tests")
@@ -254,12 +259,14 @@ async def test_a_reload_while_the_server_stops_does_not_report_it_as_ready(tmp_p
     await server.start()
     try:
         server._service_manager = recording = Recording()  # type: ignore[assignment]
-        server._on_sighup()
-        server._on_sighup()
+        for _ in range(2):
+            server._on_sighup()
+            await _reloaded(server)
         assert recording.sent == ["reloading", "ready"] * 2
         tokens.write_text("another-token-of-the-tests")
         server._stopped.set()
         server._on_sighup()
+        await _reloaded(server)
         assert recording.sent == ["reloading", "ready"] * 2
         assert server.access.by_token("a-token-of-the-tests") is None, "a token can be revoked during the drain"
     finally:
