@@ -8,9 +8,10 @@ release or a cancellation only a few waiters can have become grantable, however 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
+from sys import maxsize
 
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
@@ -21,6 +22,9 @@ from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
 MAX_CANDIDATES = 1_000
 """Number of waiting requests that `grant_candidates` reads, or of resources that they name, after which it ends its search. It
 bounds the duration of a step."""
+
+SPECIAL_COST = 3
+"""For how many resources that are read a counted resource or a subtree counts: its check takes as long."""
 
 MAX_FILTERED_WAITERS = 16
 """Maximum number of waiting requests of an owner that are all read to find the ones in one queue. If an owner has more,
@@ -130,7 +134,7 @@ def _candidates_in_special_queue(
     for entry in merge(*runs):
         request = entry[2]
         found[request.id] = request
-        limit -= request.name_count()
+        limit -= _cost(request)
         if limit <= 0:
             left.append((name, mode, entry))
             return list(found.values()), limit
@@ -171,20 +175,19 @@ def _runs_of_special_queue(
 
 def _units_that_may_fit(
     resource: LockedResource, queue: WaitQueue, name: str, stop: QueueEntry | None, after: QueueEntry | None
-) -> list[QueueEntry]:
-    """Return the first waiters for units after `after` and before `stop`, until the units reach the smallest limit."""
+) -> Iterator[QueueEntry]:
+    """Yield the first waiters for units after `after` and before `stop`, until the units reach the smallest limit."""
     assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
-    found: list[QueueEntry] = []
-    total, smallest = resource.special.in_use, None
-    for entry in queue.of_mode(U).between(None, stop):
+    total, smallest = resource.special.in_use, maxsize
+    if after is not None:
+        total, smallest = queue.add_units_before(name, (total, smallest), after, included=True)
+    for entry in () if total >= smallest else queue.of_mode(U).between(after, stop):
         units, limit = entry[2].units[name]
         total += units
-        smallest = limit if smallest is None else min(limit, smallest)
-        if after is None or entry > after:
-            found.append(entry)
+        smallest = min(limit, smallest)
+        yield entry
         if total >= smallest:
             break
-    return found
 
 
 def _waiters_of_owner(
@@ -228,7 +231,7 @@ def _read_special_queue(
             open_modes.difference_update([each for each in open_modes if waiting in CONFLICTS[each]])
         elif waiting in open_modes:
             found.append(request)
-            limit -= request.name_count()
+            limit -= _cost(request)
         if not open_modes:
             break
         if limit <= 0:
@@ -280,10 +283,18 @@ def _count_within(requests: list[Request], limit: int) -> tuple[int, int]:
     """Return the number of first requests that together name about `limit` resources, at least one, and these resources."""
     names = 0
     for count, request in enumerate(requests, 1):
-        names += len(request.exclusive) + len(request.shared)
+        names += _cost(request)
         if names >= limit:
             return count, names
     return len(requests), names
+
+
+def _cost(request: Request) -> int:
+    """Return how many resources the check of a waiter reads. A special one takes as long as `SPECIAL_COST` plain ones."""
+    details = request.details
+    if details is None:
+        return len(request.exclusive) + len(request.shared)
+    return SPECIAL_COST * (request.name_count() if details.queue_modes is None else len(details.queue_modes))
 
 
 def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
@@ -384,27 +395,30 @@ def _fits(table: LockTable, request: Request, name: str, mode: QueueMode) -> boo
         return False
     if any(each.has_other_before(entry, owner) for each in queue.conflicting(mode)):
         return False
-    return mode != U or units_fit(resource, request.units[name], queue.of_mode(U).between(None, entry), name)
+    return mode != U or units_fit(resource, request.units[name], name, queue, entry)
 
 
-def units_fit(resource: LockedResource, asked: UnitCount, earlier: Iterable[QueueEntry], name: str) -> bool:
-    """Return whether units fit beside those in use and the units of the `earlier` waiters, of any owner.
+def units_fit(
+    resource: LockedResource,
+    asked: UnitCount,
+    name: str,
+    queue: WaitQueue | None = None,
+    entry: QueueEntry | None = None,
+) -> bool:
+    """Return whether units fit beside those in use and those of the waiters of `queue` before `entry`, of any owner.
 
     All of them must fit into the request's own limit, and into that of each earlier waiter. Otherwise a later request with a
-    greater limit would be granted in front of an earlier one, and make it wait longer.
+    greater limit would be granted in front of an earlier one, and make it wait longer. Without `entry` all waiters are earlier.
     """
+    units, limit = asked
     special = resource.special
-    total, limit = asked
+    in_use = 0
     if special is not None:
         assert isinstance(special, Counted)  # noqa: S101 - units of a subtree do not exist
-        total += special.in_use
-    for entry in earlier:
-        units, other_limit = entry[2].units[name]
-        total += units
-        limit = min(limit, other_limit)
-        if total > limit:
-            return False
-    return total <= limit
+        in_use = special.in_use
+    if queue is not None:
+        in_use, limit = queue.add_units_before(name, (in_use, limit), entry)
+    return units + in_use <= limit
 
 
 def waits_for_holder(table: LockTable, request: Request) -> bool:
@@ -418,7 +432,7 @@ def waits_for_holder(table: LockTable, request: Request) -> bool:
         resource = table.resources[name]
         if _excludes(table, resource, name, request.owner, mode):
             return True
-        if mode == U and not units_fit(resource, request.units[name], (), name):
+        if mode == U and not units_fit(resource, request.units[name], name):
             return True
     return False
 
@@ -455,7 +469,7 @@ def _is_immediately_grantable_beside_specials(table: LockTable, request: Request
             continue
         if resource.wait_queue is not None or _excludes(table, resource, name, request.owner, mode):
             return may_own and _already_owns(table, request, str(request.transaction))
-        if mode == U and not units_fit(resource, request.units[name], (), name):
+        if mode == U and not units_fit(resource, request.units[name], name):
             return False
     if not table.subtrees or _has_room_below_subtrees(table, request.owner, request.modes()):
         return True
@@ -497,7 +511,7 @@ def is_available(table: LockTable, owner: Owner, name: str, mode: QueueMode, uni
         queue = resource.wait_queue
         if queue is not None and any(each.first_not_owned_by(owner) is not None for each in queue.conflicting(mode)):
             return False
-        if units is not None and not units_fit(resource, units, () if queue is None else queue.of_mode(U), name):
+        if units is not None and not units_fit(resource, units, name, queue):
             return False
     return not table.subtrees or _has_room_below_subtrees(table, owner, [(name, mode)])
 

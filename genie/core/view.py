@@ -151,7 +151,7 @@ def _scan_special_resource(
     """Do the same as `_scan_resource` for a counted resource or a subtree. A lock below a subtree is yielded by its own name."""
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     blocking = list(CONFLICTS[mode])
-    if mode == U and not units_fit(resource, request.units[name], queue.of_mode(U).between(None, entry), name):
+    if mode == U and not units_fit(resource, request.units[name], name, queue, entry):
         blocking.append(U)
     for holder in resource.holders.values():
         blocks = holder.owner != request.owner and holder.queue_mode(name) in blocking

@@ -7,18 +7,16 @@ removes entries at any position in logarithmic time.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Final
+from sys import maxsize
+from typing import ClassVar, Final
 
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree
-from genie.lock_modes import CONFLICTS, QueueMode, S, X
-
-MAX_CHUNK = 512
-"""Maximum entries of one chunk, so that an insertion or removal moves at most this many pointers."""
+from genie.lock_modes import CONFLICTS, QueueMode, S, U, UnitCount, X
 
 MIN_UNIFORM_CHUNK = 16
 """Entries of a chunk above which its owner is kept. A shorter chunk is read again, which costs as much as the bookkeeping."""
@@ -37,11 +35,14 @@ class SortedQueue:
     """The wait-queue entries of one mode, sorted, in a list of short sorted lists (chunks).
 
     Most entries are added at the end and removed at the front, but priorities, timeouts and
-    cancellations affect any position. Each operation costs a bisection and moves at most `MAX_CHUNK`
+    cancellations affect any position. Each operation costs a bisection and moves at most `max_chunk`
     pointers. In a single list of 100,000 entries, removing the first entry would move all others.
     """
 
     __slots__ = ("_chunks", "_uniform_owners")
+
+    max_chunk: ClassVar[int] = 512
+    """Maximum entries of one chunk, so that an insertion or removal moves at most this many pointers."""
 
     def __init__(self) -> None:
         self._chunks: list[list[QueueEntry]] = []
@@ -89,7 +90,7 @@ class SortedQueue:
         """Return the first entry, before `high` if it is given, whose request has another owner, or None.
 
         A client can make long queues of one owner, and each of its next requests searches them. So chunks in which an earlier
-        search has found no other owner are skipped, and a search reads about `MAX_CHUNK` entries.
+        search has found no other owner are skipped, and a search reads about `max_chunk` entries.
         """
         for index, chunk in enumerate(self._chunks):
             if self._uniform_owners is None or self._uniform_owners[index] != owner:
@@ -105,13 +106,13 @@ class SortedQueue:
         return None
 
     def add(self, entry: QueueEntry) -> None:
-        """Insert an entry at its sorted position. A chunk that exceeds `MAX_CHUNK` is split in half."""
+        """Insert an entry at its sorted position. A chunk that exceeds `max_chunk` is split in half."""
         chunks = self._chunks
         if not chunks:
             chunks.append([entry])
             return
         if entry > chunks[-1][-1]:  # the usual case: append
-            if len(chunks[-1]) < MAX_CHUNK:
+            if len(chunks[-1]) < self.max_chunk:
                 chunks[-1].append(entry)
                 if self._uniform_owners is not None and self._uniform_owners[-1] != entry[2].owner:
                     self._uniform_owners[-1] = None
@@ -125,9 +126,9 @@ class SortedQueue:
         chunk.insert(bisect_left(chunk, entry), entry)
         if self._uniform_owners is not None:
             self._uniform_owners[index] = None
-        if len(chunk) > MAX_CHUNK:
-            chunks.insert(index + 1, chunk[MAX_CHUNK // 2 :])
-            del chunk[MAX_CHUNK // 2 :]
+        if len(chunk) > self.max_chunk:
+            chunks.insert(index + 1, chunk[self.max_chunk // 2 :])
+            del chunk[self.max_chunk // 2 :]
             if self._uniform_owners is not None:
                 self._uniform_owners.insert(index + 1, None)
 
@@ -173,6 +174,93 @@ class SortedQueue:
             yield from chunk[start:]
             low = None  # all later chunks are above the bound
             index += 1
+
+
+class UnitQueue(SortedQueue):
+    """The waiters for units, with the sums of what they ask for.
+
+    A client can make a queue of a million waiters that all fit into a limit of a million units, and each check of a waiter needs
+    the units of all earlier ones. So the sums of each chunk are kept until the chunk changes, and a check reads one chunk.
+    """
+
+    __slots__ = ("_chunk_sums", "_sums_before")
+
+    max_chunk: ClassVar[int] = 64
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunk_sums: dict[int, UnitCount] = {}
+        """The units and the smallest limit of the waiters of a chunk, by the identity of the list."""
+        self._sums_before: list[UnitCount] = [NO_WAITERS]
+        """The same of all chunks before each of the first chunks."""
+
+    def add(self, entry: QueueEntry) -> None:
+        """Insert an entry at its sorted position."""
+        if self._chunk_sums:
+            self._forget_sums(entry)
+        super().add(entry)
+
+    def remove(self, entry: QueueEntry) -> None:
+        """Remove an entry, which must be present."""
+        if self._chunk_sums:
+            self._forget_sums(entry)
+        super().remove(entry)
+
+    def add_units_before(
+        self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False
+    ) -> UnitCount:
+        """Add the units of `name` that all waiters before `entry` ask for to `units`, whose limit becomes the smallest one.
+
+        None: all waiters. `included`: also those of `entry` itself, if it is in the queue. The result is incomplete if the limit
+        is reached.
+        """
+        chunks, before = self._chunks, self._sums_before
+        index = len(chunks)
+        if entry is not None:
+            index = (bisect_right if included else bisect_left)(chunks, entry, key=_last)
+        if index:
+            if len(before) <= index:
+                first = _add_units(units, islice(chunks[0], MIN_UNIFORM_CHUNK), name)
+                if first[0] >= first[1]:  # the usual case: few units, and a long queue
+                    return first
+            while len(before) <= index:
+                chunk = chunks[len(before) - 1]
+                of_chunk = self._chunk_sums.get(id(chunk))
+                if of_chunk is None:
+                    of_chunk = self._chunk_sums[id(chunk)] = _add_units(NO_WAITERS, chunk, name)
+                before.append(_sum(before[-1], of_chunk))
+            units = _sum(units, before[index])
+        if index == len(chunks) or entry is None:
+            return units
+        chunk = chunks[index]
+        return _add_units(units, islice(chunk, (bisect_right if included else bisect_left)(chunk, entry)), name)
+
+    def _forget_sums(self, entry: QueueEntry) -> None:
+        """Drop the sums that change when `entry` is added or removed."""
+        chunks = self._chunks
+        index = min(bisect_left(chunks, entry, key=_last), len(chunks) - 1)
+        self._chunk_sums.pop(id(chunks[index]), None)
+        del self._sums_before[index + 1 :]
+
+
+NO_WAITERS: Final[UnitCount] = (0, maxsize)
+"""The units that no waiters ask for, and their limit."""
+
+
+def _sum(one: UnitCount, other: UnitCount) -> UnitCount:
+    return one[0] + other[0], min(one[1], other[1])
+
+
+def _add_units(units: UnitCount, entries: Iterable[QueueEntry], name: str) -> UnitCount:
+    """Add the units of waiters, until the smallest limit is reached."""
+    total, smallest = units
+    for entry in entries:
+        asked, limit = entry[2].units[name]
+        total += asked
+        smallest = min(smallest, limit)
+        if total >= smallest:
+            break
+    return total, smallest
 
 
 # -- Resources and their wait queues -------------------------------------------------
@@ -235,13 +323,20 @@ class WaitQueue:
         """Return the queues of the modes that conflict with `mode`, without the empty ones."""
         return [queue for other in CONFLICTS[mode] if (queue := self.of_mode(other))]
 
+    def add_units_before(
+        self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False
+    ) -> UnitCount:
+        """Add what waiters ask for to `units`: see `UnitQueue`."""
+        queue = self.others.get(U)
+        return queue.add_units_before(name, units, entry, included=included) if isinstance(queue, UnitQueue) else units
+
     def add(self, entry: QueueEntry, mode: QueueMode) -> None:
         """Insert an entry at its sorted position."""
         if mode > X:
             if not self.others:
                 self.others = {}
             if mode not in self.others:
-                self.others[mode] = SortedQueue()
+                self.others[mode] = UnitQueue() if mode == U else SortedQueue()
         self.of_mode(mode).add(entry)
 
     def remove(self, entry: QueueEntry, mode: QueueMode) -> None:

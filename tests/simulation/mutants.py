@@ -527,15 +527,15 @@ MUTANTS = [
     Mutant(
         "the units in use are not counted",
         "core/grant.py",
-        "        total += special.in_use\n",
+        "        in_use = special.in_use\n",
         "        pass\n",
         first=FIRST_LOCK_KINDS_SEED,
     ),
     Mutant(
         "requests for units overtake earlier ones",
         "core/grant.py",
-        "queue.of_mode(U).between(None, entry), name)",
-        "(), name)",
+        "request.units[name], name, queue, entry)",
+        "request.units[name], name)",
         first=FIRST_LOCK_KINDS_SEED + 29,
     ),
     Mutant(

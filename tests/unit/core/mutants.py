@@ -16,14 +16,14 @@ MUTANTS = [
     Mutant(
         "units of earlier waiters are not counted",
         "core/grant.py",
-        "queue.of_mode(U).between(None, entry), name)",
-        "(), name)",
+        "request.units[name], name, queue, entry)",
+        "request.units[name], name)",
     ),
     Mutant(
         "the units that a request asks for are not counted",
         "core/grant.py",
-        "    total, limit = asked\n",
-        "    total, limit = 0, asked[1]\n",
+        "    units, limit = asked\n",
+        "    units, limit = 0, asked[1]\n",
     ),
     Mutant(
         "a deadlock with units of the own transaction is not detected",
@@ -33,15 +33,15 @@ MUTANTS = [
     ),
     Mutant(
         "the limit of the other request is used",
-        "core/grant.py",
-        "        limit = min(limit, other_limit)\n        if total > limit:",
-        "        limit = other_limit\n        if total > limit:",
+        "core/wait_queue.py",
+        "        smallest = min(smallest, limit)\n",
+        "        smallest = limit\n",
     ),
     Mutant(
         "the limits of earlier waiters are ignored",
-        "core/grant.py",
-        "        limit = min(limit, other_limit)\n        if total > limit:",
-        "        if total > limit:",
+        "core/wait_queue.py",
+        "        smallest = min(smallest, limit)\n",
+        "",
     ),
     Mutant(
         "intentions are not given to new requests",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, TimedOut, view
+from genie.core.model import details_of
+from genie.observability.stats import Stats
 from work.opcodes import OpcodeCounter
 
 MANY = 3_000
@@ -23,10 +26,14 @@ def lock(manager: LockManager, *exclusive: str, shared: tuple[str, ...] = (), **
 
 
 def instructions(manager: LockManager, command: Command, now: float = 0) -> int:
+    return count(lambda: manager.step(command, now))
+
+
+def count(work: Callable[[], object]) -> int:
     counter = OpcodeCounter()
     counter.start()
     try:
-        manager.step(command, now)
+        work()
     finally:
         counter.stop()
     return counter.count
@@ -200,3 +207,30 @@ def test_inspect_by_transaction_and_resource_is_complete_if_one_of_the_tables_is
     count, found = inspect_a_of_t(manager)
     assert count < 10_000
     assert [row.request for row in found.queue] == waiters
+
+
+def ask(manager: LockManager, units: dict[str, tuple[int, int]], **options: Any) -> Request:
+    request = Request(**({"queue_timeout_ms": 1e9, "transaction_timeout_ms": 1e9} | options))
+    request.details = details_of((), (), units)
+    manager.step(request, 0)
+    return request
+
+
+def test_waiters_for_units_do_not_read_all_earlier_ones() -> None:
+    """They fit into the limit of `a`, and wait for `b`."""
+    manager = LockManager()
+    holder = ask(manager, {"a": (1, 1_000_000)})
+    ask(manager, {"b": (1, 1)})
+    both = {"a": (1, 1_000_000), "b": (1, 1)}
+    for _ in range(MANY):
+        ask(manager, both, queue_timeout_ms=10)
+    new = Request(queue_timeout_ms=10)
+    new.details = details_of((), (), both)
+    assert instructions(manager, new) < 5_000
+    stats = Stats()
+    assert count(lambda: stats.record_queued(new, manager.table)) < 5_000
+    rows = view.inspect(manager.table, resource="a", only="queue", limit=1_000)
+    assert count(lambda: [*rows.queue]) < 50 * MAX_INSTRUCTIONS
+    assert instructions(manager, Release(holder.id)) < 5 * MAX_INSTRUCTIONS
+    assert finish(manager) < 5 * MAX_INSTRUCTIONS
+    assert max(instructions(manager, Expire(), 20) for _ in range(10)) < 10 * MAX_INSTRUCTIONS

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from genie.core import Request, wait_queue
 from genie.core import deadlines as deadlines_module
 from genie.core.deadlines import Deadlines
-from genie.core.wait_queue import SortedQueue
+from genie.core.model import QueueEntry, details_of
+from genie.core.wait_queue import SortedQueue, UnitQueue
 from support.runs.searches import examples
 from work.opcodes import OpcodeCounter
 
@@ -29,7 +30,7 @@ def request_of(owner: str) -> Request:
 @examples(60)
 @given(STEPS, st.integers(2, 8))
 def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
-    wait_queue.MAX_CHUNK, usual = chunk, wait_queue.MAX_CHUNK
+    SortedQueue.max_chunk, usual = chunk, SortedQueue.max_chunk
     wait_queue.MIN_UNIFORM_CHUNK, usual_uniform = 0, wait_queue.MIN_UNIFORM_CHUNK
     try:
         queue, plain = SortedQueue(), []
@@ -57,7 +58,33 @@ def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], 
             for j in range(i + 1, len(plain)):
                 assert list(queue.between(entry, plain[j])) == plain[i + 1 : j]
     finally:
-        wait_queue.MAX_CHUNK, wait_queue.MIN_UNIFORM_CHUNK = usual, usual_uniform
+        SortedQueue.max_chunk, wait_queue.MIN_UNIFORM_CHUNK = usual, usual_uniform
+
+
+@examples(60)
+@given(st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integers(-3, 3), st.integers(0, 10**6))))
+def test_the_units_before_a_waiter_are_those_of_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
+    UnitQueue.max_chunk, usual = 4, UnitQueue.max_chunk
+    try:
+        queue, plain = UnitQueue(), list[QueueEntry]()
+        for ticket, (what, priority, where) in enumerate(steps):
+            if what == "add":
+                request = Request()
+                request.details = details_of((), (), {"a": (where % 5 + 1, where % 70 + 30)})
+                queue.add(entry := (float(priority), ticket, request))
+                insort(plain, entry, key=lambda e: e[:2])
+            elif plain:
+                queue.remove(plain.pop(where % len(plain)))
+            for limit in (20, 10**6):
+                last = [] if not plain else [(plain[where % len(plain)], included) for included in (False, True)]
+                for entry, included in [(None, False), *last]:
+                    earlier = plain if entry is None else plain[: plain.index(entry) + included]
+                    units = sum(each[2].units["a"][0] for each in earlier)
+                    smallest = min([limit, *(each[2].units["a"][1] for each in earlier)])
+                    found = queue.add_units_before("a", (0, limit), entry, included=included)
+                    assert found == (units, smallest) or (found[0] >= found[1] and units >= smallest)
+    finally:
+        UnitQueue.max_chunk = usual
 
 
 @examples(60)
