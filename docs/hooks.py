@@ -22,6 +22,7 @@ PAGES = {
     "simulator/README.md": "concepts/simulator.md",
     "clients/typescript/README.md": "reference/typescript.md",
     "clients/go/README.md": "reference/go.md",
+    "clients/java/README.md": "reference/java.md",
     "conformance/README.md": "reference/conformance.md",
     "applications/ledger/README.md": "applications/ledger.md",
     "applications/ledger/docs/ledger-timeouts.md": "applications/ledger-timeouts.md",

@@ -48,6 +48,16 @@ def test_the_module_of_the_go_client_is_a_folder_of_the_repository_and_has_this_
     assert f'"genie-go/{VERSION.replace("rc", "-rc.")}"' in (ROOT / "clients/go/wire.go").read_text()
 
 
+def test_the_artifact_of_the_java_client_has_this_version_the_licence_and_the_address() -> None:
+    folder = ROOT / "clients/java"
+    version = VERSION.replace("rc", "-rc.")
+    for name in ("pom.xml", "README.md"):
+        assert f"<version>{version}</version>" in (folder / name).read_text()
+    assert f'"genie-java/{version}"' in (folder / "src/main/java/dev/genielock/Wire.java").read_text()
+    assert f"<url>{PROJECT['urls']['Repository']}</url>" in (folder / "pom.xml").read_text()
+    assert (folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
 def test_the_package_of_the_typescript_client_names_the_repository_and_has_this_version() -> None:
     folder = ROOT / "clients/typescript"
     package, lock = (json.loads((folder / name).read_text()) for name in ("package.json", "package-lock.json"))

@@ -1,0 +1,13 @@
+package dev.genielock;
+
+import java.util.Optional;
+
+/** The client was closed. */
+public final class ClientClosedException extends GenieException {
+    private static final long serialVersionUID = 1L;
+
+    ClientClosedException() { super("the client is closed", Optional.empty()); }
+
+    @Override
+    ClientClosedException copy() { return new ClientClosedException(); }
+}

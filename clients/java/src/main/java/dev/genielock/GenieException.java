@@ -1,0 +1,17 @@
+package dev.genielock;
+
+import java.util.Optional;
+
+/** A call has failed. The subclasses say how; their set is closed. */
+public abstract sealed class GenieException extends RuntimeException
+        permits QueueTimeoutException, DeadlockException, InsufficientException, LockLostException, LockEndedException,
+                RequestEndedException, RejectedException, UnavailableException, ClientClosedException {
+    private static final long serialVersionUID = 1L;
+
+    GenieException(String message, Optional<Throwable> cause) { super(message, cause.orElse(null)); }
+
+    /** Returns an equal exception with the stack of the caller, because this one was made by the thread that reads. */
+    abstract GenieException copy();
+
+    final Optional<Throwable> cause() { return Optional.ofNullable(getCause()); }
+}

@@ -1,0 +1,32 @@
+package dev.genielock;
+
+import java.math.BigInteger;
+import java.util.Optional;
+
+/** {@link GenieClient#lockAny} has locked nothing, because the free resources do not reach the target. */
+public final class InsufficientException extends GenieException {
+    private static final long serialVersionUID = 1L;
+
+    private final transient long id;
+    private final transient BigInteger free;
+    private final transient BigInteger locked;
+
+    InsufficientException(long id, BigInteger free, BigInteger locked) {
+        super("request " + id + " locked nothing: " + free + " is free, " + locked + " is locked by others", Optional.empty());
+        this.id = id;
+        this.free = free;
+        this.locked = locked;
+    }
+
+    /** {@return the id of the request} */
+    public long id() { return id; }
+
+    /** {@return the sum of the weights of the free resources} */
+    public BigInteger free() { return free; }
+
+    /** {@return the sum of the weights of the other resources} */
+    public BigInteger locked() { return locked; }
+
+    @Override
+    InsufficientException copy() { return new InsufficientException(id, free, locked); }
+}

@@ -1,0 +1,49 @@
+package dev.genielock;
+
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+
+/** A request was not granted within its queue timeout. */
+public final class QueueTimeoutException extends GenieException {
+    private static final long serialVersionUID = 1L;
+
+    private final transient long id;
+    private final transient Duration waited;
+    private final transient List<Blocker> blockers;
+    private final transient int blockersTotal;
+
+    QueueTimeoutException(long id, Duration waited, List<Blocker> blockers, int blockersTotal) {
+        super(text(id, waited, blockers, blockersTotal), Optional.empty());
+        this.id = id;
+        this.waited = waited;
+        this.blockers = blockers;
+        this.blockersTotal = blockersTotal;
+    }
+
+    private static String text(long id, Duration waited, List<Blocker> blockers, int blockersTotal) {
+        var text = new StringBuilder("request " + id + " was not granted within " + waited.toMillis() + " ms");
+        String separator = ": ";
+        for (Blocker blocker : blockers) {
+            text.append(separator).append(blocker);
+            separator = ", ";
+        }
+        int rest = blockersTotal - blockers.size();
+        return rest > 0 ? text + " and " + rest + " more" : text.toString();
+    }
+
+    /** {@return the id of the request} */
+    public long id() { return id; }
+
+    /** {@return how long the request waited at the server} */
+    public Duration waited() { return waited; }
+
+    /** {@return the requests that blocked this one: the first ten} */
+    public List<Blocker> blockers() { return blockers; }
+
+    /** {@return the number of all blockers; from 1,000 on a lower bound} */
+    public int blockersTotal() { return blockersTotal; }
+
+    @Override
+    QueueTimeoutException copy() { return new QueueTimeoutException(id, waited, blockers, blockersTotal); }
+}

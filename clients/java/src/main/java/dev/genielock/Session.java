@@ -1,0 +1,505 @@
+package dev.genielock;
+
+import java.io.IOException;
+import java.lang.System.Logger.Level;
+import java.security.SecureRandom;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Base64;
+import java.util.Comparator;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.ForkJoinPool;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.ReentrantLock;
+
+/**
+ * The session of a client across its connections: which commands wait for an answer, and which locks are held.
+ *
+ * <p>Every command has a ref, and its answers have the same ref. The ref of a request identifies the request until it ends. A
+ * connection begins with {@code hello} and {@code ping}; the answers are {@code welcome}, the state of the session's requests, and
+ * {@code pong}. Then the client sends all commands without an answer again, in their first order, with the same refs: the server
+ * executes each of them once.
+ */
+final class Session {
+    static final String TAKEN_OVER = "session-taken-over"; // another process uses the secret of the session
+    private static final String HELLO_REF = "hello";
+    private static final String PING_REF = "resume"; // of the ping after `hello`
+    private static final int MAX_UNKNOWN_LOCKS = 1000; // unanswered releases of locks that this client has not requested
+    private static final long STABLE_AFTER = 2_000_000_000L; // a connection that lasted so long resets the backoff
+    private static final long MAX_BYE = 3_000_000_000L;
+    private static final long FIRST_BACKOFF_MS = 50;
+    private static final long MAX_BACKOFF_MS = 2_000;
+    private static final long NANOS_PER_MS = 1_000_000;
+    private static final SecureRandom RANDOM = new SecureRandom();
+
+    final Config config;
+    final Clock clock;
+    final ReentrantLock mutex = new ReentrantLock();
+    final Condition outputChanged = mutex.newCondition(); // there is output for a writer, or its connection is closed
+    final Condition outputTaken = mutex.newCondition(); // calls may add more output
+    final String secret = randomText();
+    private final AtomicLong lastNumber = new AtomicLong();
+    private final Dialer dialer = new Dialer(this);
+
+    // The mutex protects the rest.
+    Connection connection; // the connection whose handshake is complete; null: there is none
+    final Map<Long, Lock> locks = new HashMap<>(); // the locks that the server may hold, by id
+    final Set<Watch> watches = new HashSet<>(); // the open ones
+    long leaseFrom = Long.MIN_VALUE / 2; // the lease of the session: when the last command was sent that was answered
+    boolean isEntered; // connect does not wait any more
+    int failedRounds; // since the server has executed a command
+    private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
+    private int unknownLocks; // the unanswered releases of locks that this client has not requested
+    private Throwable lastFailure = new IOException("no server has answered");
+    private GenieException closed; // why the client is closed; null: it is open
+    private Call bye; // the command of close; null: it was not called
+
+    Session(Config config) {
+        this.config = config;
+        this.clock = config.clock;
+        this.isEntered = config.isLazy;
+    }
+
+    static String randomText() {
+        byte[] bytes = new byte[24];
+        RANDOM.nextBytes(bytes);
+        return Base64.getUrlEncoder().withoutPadding().encodeToString(bytes);
+    }
+
+    /** Connects, in the background if the client is lazy. */
+    void start() throws InterruptedException {
+        var connected = new Call(0, "ping", PING_REF, Map.of("ref", PING_REF), null); // of the handshake
+        calls.put(PING_REF, connected);
+        dialer.start();
+        if (config.isLazy) return;
+        try {
+            await(connected, config.connectTimeout.toNanos());
+        } catch (InterruptedException | RuntimeException e) {
+            close();
+            throw e;
+        }
+    }
+
+    /** Ends the session and the connection. */
+    void close() {
+        Connection last = null;
+        var kept = new ArrayList<Long>();
+        mutex.lock();
+        try {
+            if (bye == null) {
+                stopCalls();
+                for (Lock lock : locks.values()) {
+                    if (lock.options.releasesOnDisconnect()) { // the server ends it before the answer to bye arrives
+                        lock.end(lock.lostByClose(closed));
+                    } else if (lock.isHeld()) {
+                        kept.add(lock.id());
+                    }
+                }
+                last = connection;
+                bye = sendBackground("bye");
+            }
+        } finally {
+            mutex.unlock();
+        }
+        if (!kept.isEmpty()) config.logger.log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
+        if (last != null) awaitQuietly(bye, Math.min(MAX_BYE, config.responseTimeout));
+        dialer.stop();
+        clock.close();
+    }
+
+    /** Lets no further calls begin, and cancels the waiting requests. */
+    void stopCalls() {
+        closed = closed == null ? new ClientClosedException() : closed;
+        abandonRequests(closed);
+    }
+
+    /** Waits for the answer to a call whose failure does not matter. An interrupt ends the wait, and remains set. */
+    void awaitQuietly(Call call, long limit) {
+        try {
+            call.done.await(limit, TimeUnit.NANOSECONDS);
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    /** Returns the first two lines of a connection. */
+    byte[] hello() {
+        var fields = new LinkedHashMap<String, Object>();
+        fields.put("protocol", Wire.PROTOCOL);
+        fields.put("client", Wire.CLIENT);
+        fields.put("quiet", true);
+        fields.put("session", secret);
+        fields.put("sessionTimeout", (double) config.sessionTimeout / NANOS_PER_MS);
+        LockOptions.put(fields, "token", config.token.get());
+        LockOptions.put(fields, "namespace", config.namespace);
+        LockOptions.put(fields, "note", config.note);
+        fields.put("ref", HELLO_REF);
+        byte[] hello = Wire.encode("hello", fields);
+        byte[] ping = Wire.encode("ping", Map.of("ref", PING_REF));
+        byte[] both = Arrays.copyOf(hello, hello.length + ping.length);
+        System.arraycopy(ping, 0, both, hello.length, ping.length);
+        return both;
+    }
+
+    /** Returns a call that was not sent. It has a ref of its own, unless it is the release of a cancelled request. */
+    Call newCall(String name, Map<String, Object> fields, Lock lock) {
+        long number = lastNumber.incrementAndGet();
+        String ref = (String) fields.computeIfAbsent("ref", key -> Long.toString(number));
+        return new Call(number, name, ref, fields, lock);
+    }
+
+    /** Sends a command and waits for its answer. */
+    Wire.Message execute(String name, Map<String, Object> fields, Lock lock, long limit) throws InterruptedException {
+        Call call = newCall(name, fields, lock);
+        submit(call);
+        return await(call, limit);
+    }
+
+    /** Sends a command. It waits while too many bytes are unsent. */
+    void submit(Call call) throws InterruptedException {
+        mutex.lockInterruptibly();
+        try {
+            while (closed == null && connection != null && connection.isFull()) outputTaken.await();
+            submitNow(call);
+        } finally {
+            mutex.unlock();
+        }
+    }
+
+    /** Sends a command of a caller that must not wait. */
+    void submitNow(Call call) {
+        mutex.lock();
+        try {
+            if (closed != null) throw closed.copy();
+            send(call);
+        } finally {
+            mutex.unlock();
+        }
+    }
+
+    /** Waits for the answer to a call. If the thread is interrupted, or no answer arrives in time, the call is given up. */
+    Wire.Message await(Call call, long limit) throws InterruptedException {
+        boolean isInterrupted = false;
+        try {
+            call.done.await(limit, TimeUnit.NANOSECONDS);
+        } catch (InterruptedException e) {
+            isInterrupted = true;
+        }
+        Optional<GenieException> failure = giveUp(call);
+        if (failure.isPresent()) {
+            if (isInterrupted) throw new InterruptedException();
+            throw failure.get();
+        }
+        if (isInterrupted) {
+            Thread.currentThread().interrupt(); // it was answered meanwhile: the answer counts
+        }
+        return call.result();
+    }
+
+    /** Gives up a call, unless it was answered. Returns the failure of a call that was given up. */
+    Optional<GenieException> giveUp(Call call) {
+        mutex.lock();
+        try {
+            if (!isOpen(call)) return Optional.empty();
+            var failure = new UnavailableException(lastFailure);
+            abandon(call, failure);
+            return Optional.of(failure);
+        } finally {
+            mutex.unlock();
+        }
+    }
+
+    // The rest is called with the mutex locked, except backoff, maxBackoffMs and receive.
+
+    boolean isOpen(Call call) { return calls.get(call.ref) == call; }
+
+    /** Returns whether the server may have something to say. */
+    boolean expectsMessages() { return !calls.isEmpty() || !locks.isEmpty() || !watches.isEmpty(); }
+
+    boolean isClosed() { return closed != null; }
+
+    List<Call> openCalls() { return new ArrayList<>(calls.values()); }
+
+    /** Logs a warning without the mutex, because the logger may be slow. */
+    private void warn(String message, Object... arguments) {
+        mutex.unlock();
+        try {
+            config.logger.log(Level.WARNING, message, arguments);
+        } finally {
+            mutex.lock();
+        }
+    }
+
+    /** Registers a call and sends it, now or on the next connection. */
+    private void send(Call call) {
+        calls.put(call.ref, call);
+        if (connection != null) write(call);
+    }
+
+    Call sendBackground(String name) { return sendBackground(name, new HashMap<>(), null); }
+
+    /** Sends a command for whose answer no caller waits. */
+    Call sendBackground(String name, Map<String, Object> fields, Lock lock) {
+        Call call = newCall(name, fields, lock);
+        call.isBackground = true;
+        send(call);
+        return call;
+    }
+
+    Call sendRelease(long id, Lock lock) {
+        var fields = new HashMap<String, Object>();
+        fields.put("id", id);
+        return sendBackground("release", fields, lock);
+    }
+
+    /** Sends a call on the connection. If the server answers it there, it has not executed it before {@code sentAt}. */
+    private void write(Call call) {
+        if (call.sentAt == Call.UNSENT || call.sentAt > connection.helloAt) {
+            call.sentAt = clock.now();
+        } else { // it was sent on an earlier connection, and may be answered from now on
+            call.sentAt = connection.helloAt;
+        }
+        if (call.isExtend()) {
+            call.lock.lastExtend = call;
+            call.lock.shorten(call);
+        }
+        connection.send(call.line, calls.size() == 1);
+    }
+
+    /** Ends a call, unless it has ended before, and wakes its caller. */
+    void finish(Call call, Wire.Message answer, Optional<GenieException> failure) {
+        if (call != null && calls.remove(call.ref, call)) {
+            if (call.isUnknown) unknownLocks--;
+            call.complete(answer, failure);
+            if (call.onDone != null) ForkJoinPool.commonPool().execute(call.onDone);
+        }
+    }
+
+    void finish(Call call, GenieException failure) { finish(call, null, Optional.ofNullable(failure)); }
+
+    /** Gives up a call, whose caller gets the error. */
+    private void abandon(Call call, GenieException failure) {
+        if (!call.isRequest()) {
+            call.isBackground = true; // an extend that was sent may still change the lock
+            return;
+        }
+        finish(call, failure);
+        if (call.sentAt != Call.UNSENT) {
+            var fields = new HashMap<String, Object>();
+            fields.put("ref", call.ref);
+            sendBackground("release", fields, null);
+        }
+    }
+
+    /** Cancels the waiting requests, whose callers get the error. */
+    void abandonRequests(GenieException failure) {
+        for (Call call : openCalls()) {
+            if (call.isRequest()) abandon(call, failure);
+        }
+    }
+
+    /** Ends all locks, calls and watches, because the client is closed. */
+    void shut(GenieException failure) {
+        closed = closed == null ? failure : closed;
+        for (Watch watch : new ArrayList<>(watches)) watch.end(closed);
+        var all = new ArrayList<>(locks.values());
+        locks.clear();
+        for (Lock lock : all) lock.end(lock.lostByClose(closed));
+        for (Call call : openCalls()) finish(call, closed);
+        outputTaken.signalAll();
+    }
+
+    GenieException closedException() { return closed; }
+
+    /** Completes the handshake: the server has sent the state of all requests of the session. */
+    private void resume(Connection conn) {
+        renewLease(conn.helloAt);
+        conn.setTimer(conn.pingInterval);
+        finish(calls.get(PING_REF), null); // of connect
+        for (Lock lock : new ArrayList<>(locks.values())) lock.onResumed(conn);
+        var inOrder = openCalls();
+        inOrder.sort(Comparator.comparingLong(call -> call.number));
+        connection = conn;
+        isEntered = true;
+        lastFailure = new IOException(conn.address + " does not answer");
+        Dialer.startThread("genie-writer", conn::writeOutput);
+        for (Call call : inOrder) sendAgain(call);
+        for (Watch watch : new ArrayList<>(watches)) watch.request();
+    }
+
+    /** Sends a command without an answer on a new connection, unless it has become useless. */
+    private void sendAgain(Call call) {
+        boolean isNewSession = !connection.isResumed;
+        if (call.isBackground && !call.isRelease()) {
+            finish(call, null);
+        } else if (call.isExtend() && call.lock.ended() != null) {
+            finish(call, call.lock.ended());
+        } else if (isNewSession && call.isRelease() && !call.fields.containsKey("id")) {
+            finish(call, null); // the server does not know the ref of the cancelled request
+            if (call.grantedId != 0) sendRelease(call.grantedId, null);
+        } else if (isNewSession && call.isRequest() && call.sentAt != Call.UNSENT) { // it is queued for the rest of its time
+            double timeout = call.queueTimeoutMs();
+            if (timeout < Wire.MAX_TIMEOUT_MS) {
+                double waited = (clock.now() - call.sentAt) / (double) NANOS_PER_MS;
+                call.fields.put("queueTimeout", Math.max(0.0, timeout - waited));
+                call.line = Wire.encode(call.name, call.fields);
+            }
+            call.sentAt = Call.UNSENT;
+            write(call);
+        } else {
+            write(call);
+        }
+    }
+
+    /** Handles the end of a connection. Returns whether it was in use. */
+    boolean onDown(Connection conn, Throwable cause) {
+        noteFailure(conn.address, cause);
+        if (connection != conn) return false;
+        connection = null;
+        finish(bye, null);
+        if (clock.now() - conn.helloAt >= STABLE_AFTER) failedRounds = 0;
+        outputTaken.signalAll(); // the commands that were not written are sent again
+        for (Watch watch : watches) watch.onDisconnected();
+        return true;
+    }
+
+    void noteFailure(Config.Address address, Throwable cause) {
+        lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
+    }
+
+    /** Notes that the server has executed a command that was sent at this time: it keeps the session for its timeout after it. */
+    private void renewLease(long sentAt) { leaseFrom = Math.max(leaseFrom, sentAt); }
+
+    /** Handles a message of the server. An exception means that the connection must be closed. */
+    void receive(Connection conn, Wire.Message message) throws IOException {
+        boolean isNowUp = false;
+        mutex.lock();
+        try {
+            boolean isUp = connection == conn;
+            Call call = calls.get(message.text("ref"));
+            if (call != null) renewLease(call.sentAt);
+            boolean isUnavailable = message.text("code").equals("unavailable");
+            if (isUp && !isUnavailable) { // the server executes commands
+                failedRounds = 0;
+            }
+            switch (message.command) {
+                case "locked" -> onLocked(conn, call, message);
+                case "released" -> onReleased(call, message);
+                case "error" -> {
+                    var rejection = message.rejection();
+                    boolean isTakenOver = rejection.code().equals(TAKEN_OVER) && message.text("ref").isEmpty();
+                    if (!isUp || isUnavailable && !rejection.leader().isEmpty() || isTakenOver) throw rejection;
+                    onError(conn, call, rejection);
+                }
+                case "event" -> {
+                    var change = message.change();
+                    for (Watch watch : new ArrayList<>(watches)) watch.onEvent(change);
+                }
+                case "pong", "extended", "inspected", "watching", "unwatched", "bye" -> {
+                    isNowUp = !isUp; // the answer to the ping after `hello`
+                    if (isNowUp) {
+                        resume(conn);
+                    } else {
+                        onAnswer(call, message);
+                    }
+                }
+                default -> {} // `queued`, which is not needed, or a message of a newer server
+            }
+        } finally {
+            mutex.unlock();
+        }
+        if (isNowUp) dialer.emitUp(conn.address);
+    }
+
+    /** Handles the grant of a request, or the report that a lock is held. */
+    private void onLocked(Connection conn, Call call, Wire.Message message) throws IOException {
+        long id = message.id();
+        Lock lock = locks.get(id);
+        if (call != null && call.isRequest()) {
+            call.lock.onGranted(conn, call, message);
+        } else if (call != null) { // the request was cancelled meanwhile
+            call.grantedId = id;
+        } else if (lock != null) {
+            lock.onReported(conn, message);
+        } else if (unknownLocks >= MAX_UNKNOWN_LOCKS) {
+            throw new IOException("the server sent more than " + MAX_UNKNOWN_LOCKS + " locks that were not requested");
+        } else { // unless it is released, it stays held until it times out
+            unknownLocks++;
+            sendRelease(id, null).isUnknown = true;
+            warn("lock {0} is released, because its ref is not known: {1}", Long.toString(id), message.text("ref"));
+        }
+    }
+
+    /** Handles the end of a request or of a lock, as a notification or as the answer to a command. */
+    private void onReleased(Call call, Wire.Message message) {
+        Lock lock = locks.get(message.id());
+        if (call != null && call.isRequest()) {
+            finish(call, message.notGranted());
+        } else if (call != null && call.lock != null) {
+            call.lock.onEnded(call, message.text("reason"));
+        } else if (call != null) {
+            finish(call, message, Optional.empty());
+            locks.remove(message.id()); // a lock that is detached
+        } else if (lock != null) {
+            lock.onEnded(null, message.text("reason"));
+        } // otherwise it is repeated
+    }
+
+    /** Handles any other answer to a command. */
+    private void onAnswer(Call call, Wire.Message message) {
+        if (call == null) {
+            warn("the answer {0} was ignored, because its ref is not known: {1}", message.command, message.text("ref"));
+        } else if (call.isExtend()) {
+            call.lock.onExtended(call);
+        } else {
+            finish(call, message, Optional.empty());
+            if (call.watch != null) call.watch.onSnapshot(call, message);
+        }
+    }
+
+    /** Handles an error as the answer to a command. */
+    private void onError(Connection conn, Call call, RejectedException failure) {
+        if (call == null) {
+            warn("the server sent an error: {0}", failure.getMessage());
+        } else if (failure.code().equals("unavailable")) { // the server cannot reach its store, and has not executed the command
+            clock.schedule(() -> writeAgain(call, conn), backoff(call.retries++));
+        } else if (failure.code().equals("unknown-id") && call.lock != null && !call.isRequest()) {
+            // The release may have been executed on an earlier connection.
+            boolean isReleased = call.isRelease() && call.lock.isReleased() && call.sentAt <= conn.helloAt;
+            call.lock.onEnded(call, isReleased ? Lock.SUCCESS : LockLostException.LOST);
+        } else {
+            finish(call, failure);
+            if (call.watch != null) {
+                call.watch.end(failure);
+            } else if (call.isRelease() && call.lock != null) {
+                call.lock.release = null; // release may be called again
+            }
+        }
+    }
+
+    private void writeAgain(Call call, Connection conn) {
+        mutex.lock();
+        try {
+            if (isOpen(call) && connection == conn) write(call);
+        } finally {
+            mutex.unlock();
+        }
+    }
+
+    /** Returns the wait before an attempt in ns: the greatest one, times a random number between 0.5 and 1. */
+    static long backoff(int attempts) {
+        return (long) (maxBackoffMs(attempts) * NANOS_PER_MS * ThreadLocalRandom.current().nextDouble(0.5, 1));
+    }
+
+    /** Returns 50 ms at first, then twice as long each time, at most 2 s. */
+    static long maxBackoffMs(int attempts) { return Math.min(FIRST_BACKOFF_MS << Math.min(attempts, 10), MAX_BACKOFF_MS); }
+}

@@ -1,0 +1,94 @@
+package dev.genielock;
+
+import java.io.ByteArrayInputStream;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.security.GeneralSecurityException;
+import java.security.KeyFactory;
+import java.security.KeyStore;
+import java.security.PrivateKey;
+import java.security.cert.Certificate;
+import java.security.cert.CertificateFactory;
+import java.security.spec.InvalidKeySpecException;
+import java.security.spec.PKCS8EncodedKeySpec;
+import java.util.Base64;
+import java.util.List;
+import java.util.Map;
+import java.util.regex.Pattern;
+import javax.net.ssl.KeyManagerFactory;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.TrustManagerFactory;
+
+/** Reads the files of {@code GENIE_TLS_CA}, {@code GENIE_TLS_CERT} and {@code GENIE_TLS_KEY}. */
+final class Tls {
+    private static final Pattern CERTIFICATE = Pattern.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", Pattern.DOTALL);
+    private static final Pattern KEY = Pattern.compile("-----BEGIN PRIVATE KEY-----(.*?)-----END PRIVATE KEY-----", Pattern.DOTALL);
+    private static final List<String> KEY_ALGORITHMS = List.of("EC", "RSA", "EdDSA");
+
+    private Tls() {}
+
+    static SSLContext context(Map<String, String> environment) {
+        String ca = environment.getOrDefault("GENIE_TLS_CA", "");
+        String certificate = environment.getOrDefault("GENIE_TLS_CERT", "");
+        String key = environment.getOrDefault("GENIE_TLS_KEY", "");
+        try {
+            var context = SSLContext.getInstance("TLS");
+            var trust = ca.isEmpty() ? null : trust(certificates(ca));
+            var own = certificate.isEmpty() && key.isEmpty() ? null : own(certificate, key.isEmpty() ? certificate : key);
+            context.init(own == null ? null : own.getKeyManagers(), trust == null ? null : trust.getTrustManagers(), null);
+            return context;
+        } catch (IOException | GeneralSecurityException e) {
+            throw new IllegalArgumentException("GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY: " + e, e);
+        }
+    }
+
+    private static TrustManagerFactory trust(List<Certificate> certificates) throws IOException, GeneralSecurityException {
+        var store = emptyStore();
+        for (int i = 0; i < certificates.size(); i++) store.setCertificateEntry("ca" + i, certificates.get(i));
+        var factory = TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
+        factory.init(store);
+        return factory;
+    }
+
+    private static KeyManagerFactory own(String certificate, String key) throws IOException, GeneralSecurityException {
+        var store = emptyStore();
+        store.setKeyEntry("own", privateKey(key), new char[0], certificates(certificate).toArray(Certificate[]::new));
+        var factory = KeyManagerFactory.getInstance(KeyManagerFactory.getDefaultAlgorithm());
+        factory.init(store, new char[0]);
+        return factory;
+    }
+
+    private static KeyStore emptyStore() throws IOException, GeneralSecurityException {
+        var store = KeyStore.getInstance("PKCS12");
+        store.load(null, null);
+        return store;
+    }
+
+    private static List<Certificate> certificates(String path) throws IOException, GeneralSecurityException {
+        var factory = CertificateFactory.getInstance("X.509");
+        var texts = CERTIFICATE.matcher(Files.readString(Path.of(path))).results().toList();
+        if (texts.isEmpty()) throw new GeneralSecurityException(path + " contains no certificate");
+        var certificates = new Certificate[texts.size()];
+        for (int i = 0; i < certificates.length; i++) {
+            certificates[i] = factory.generateCertificate(new ByteArrayInputStream(texts.get(i).group().getBytes()));
+        }
+        return List.of(certificates);
+    }
+
+    private static PrivateKey privateKey(String path) throws IOException, GeneralSecurityException {
+        var match = KEY.matcher(Files.readString(Path.of(path)));
+        if (!match.find()) {
+            throw new GeneralSecurityException(path + " contains no key in the format PKCS #8; convert it with openssl pkcs8 -topk8 -nocrypt");
+        }
+        var encoded = new PKCS8EncodedKeySpec(Base64.getMimeDecoder().decode(match.group(1)));
+        for (String algorithm : KEY_ALGORITHMS) {
+            try {
+                return KeyFactory.getInstance(algorithm).generatePrivate(encoded);
+            } catch (InvalidKeySpecException e) {
+                continue; // it is a key of another algorithm
+            }
+        }
+        throw new GeneralSecurityException(path + " contains a key of an unknown algorithm; known are " + KEY_ALGORITHMS);
+    }
+}

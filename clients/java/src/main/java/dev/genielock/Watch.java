@@ -1,0 +1,201 @@
+package dev.genielock;
+
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+
+/**
+ * Follows the locks on all resources with a prefix. It is made by {@link GenieClient#watch} and ended by {@link #close}.
+ *
+ * <p>A program that applies all changes has the present locks: every {@code unlocked} follows a {@code locked} of the same resource
+ * and id, and the end of a lock is reported before the grant of a lock that conflicts. If changes are not taken for too long, the
+ * watch ignores events, and resynchronizes when they are taken.
+ */
+public final class Watch implements AutoCloseable {
+    private static final int MAX_BUFFERED_CHANGES = 10_000;
+
+    private record Key(String resource, long id) {}
+
+    private final Session session;
+    private final String prefix;
+
+    // The mutex of the session protects the rest.
+    private final Condition changed; // the consumer can continue
+    private final ArrayDeque<Change> changes = new ArrayDeque<>();
+    private final Map<String, Map<Long, Change>> held = new HashMap<>(); // the locks after all changes, by resource and id
+    private boolean isLive; // events follow the last snapshot
+    private Call call; // the `watch` without an answer; null: there is none
+    private GenieException ended; // why the watch has ended; null: it is open
+
+    Watch(Session session, String prefix) {
+        this.session = session;
+        this.prefix = prefix;
+        this.changed = session.mutex.newCondition();
+        session.mutex.lock();
+        try {
+            if (session.isClosed()) throw session.closedException().copy();
+            Wire.encode("watch", fields()); // throws for a prefix that cannot be sent
+            session.watches.add(this);
+            request();
+        } finally {
+            session.mutex.unlock();
+        }
+    }
+
+    private Map<String, Object> fields() {
+        var fields = new HashMap<String, Object>();
+        fields.put("prefix", prefix);
+        return fields;
+    }
+
+    /**
+     * Waits for the next change. A connection that is lost is no error: the watch resynchronizes.
+     *
+     * @return the change
+     * @throws InterruptedException if the thread is interrupted: no change is lost
+     * @throws ClientClosedException after the end of the watch or of the client
+     * @throws RejectedException if the server has rejected the watch
+     */
+    public Change next() throws InterruptedException {
+        for (;;) {
+            Optional<Change> change = poll(LockOptions.NO_TIMEOUT);
+            if (change.isPresent()) return change.get();
+        }
+    }
+
+    /**
+     * Waits for the next change, for a limited time.
+     *
+     * @param limit the greatest wait
+     * @return the change, or nothing
+     * @throws InterruptedException if the thread is interrupted: no change is lost
+     * @throws ClientClosedException after the end of the watch or of the client
+     * @throws RejectedException if the server has rejected the watch
+     */
+    public Optional<Change> poll(Duration limit) throws InterruptedException {
+        long left = TimeUnit.MILLISECONDS.toNanos((long) Wire.ms(limit));
+        session.mutex.lockInterruptibly();
+        try {
+            while (changes.isEmpty() && ended == null && left > 0) {
+                request();
+                left = changed.awaitNanos(left);
+            }
+            if (ended != null) throw ended.copy();
+            return Optional.ofNullable(changes.poll());
+        } finally {
+            session.mutex.unlock();
+        }
+    }
+
+    /** Ends the watch. A call of {@link #next} that waits throws a {@link ClientClosedException}. */
+    @Override
+    public void close() {
+        session.mutex.lock();
+        try {
+            if (ended == null) {
+                end(new ClientClosedException());
+                if (session.watches.stream().noneMatch(other -> other.prefix.equals(prefix))) {
+                    session.sendBackground("unwatch", fields(), null);
+                }
+            }
+        } finally {
+            session.mutex.unlock();
+        }
+    }
+
+    // The rest is called with the mutex of the session locked.
+
+    /** Sends `watch` if the watch needs a snapshot. The consumer takes the earlier changes first. */
+    void request() {
+        if (session.connection != null && !isLive && call == null && changes.isEmpty()) {
+            call = session.sendBackground("watch", fields(), null);
+            call.watch = this;
+        }
+    }
+
+    void onDisconnected() {
+        isLive = false;
+        call = null;
+    }
+
+    /** Handles the answer to a `watch`. It adds the changes that lead from the reported locks to the present ones. */
+    void onSnapshot(Call answered, Wire.Message message) {
+        if (call != answered) return;
+        isLive = true;
+        call = null;
+        boolean isTruncated = message.isTrue("truncated");
+        List<Change> rows = message.held();
+        changes.add(Change.resync(isTruncated));
+        Set<Key> present = new HashSet<>();
+        for (Change row : rows) present.add(new Key(row.resource(), row.id()));
+        var gone = new ArrayList<Key>();
+        held.forEach((resource, locks) -> locks.keySet().forEach(id -> gone.add(new Key(resource, id))));
+        gone.removeAll(present);
+        for (Key key : isTruncated ? List.<Key>of() : gone) unlocked(key.resource, key.id);
+        for (Change row : rows) locked(row);
+        changed.signalAll();
+    }
+
+    void onEvent(Change event) {
+        if (event.state().equals("lagged")) { // the server has ended all watches of the connection
+            onDisconnected();
+            request();
+        } else if (!isLive || !matches(event.resource())) {
+            return;
+        } else if (changes.size() >= MAX_BUFFERED_CHANGES) {
+            isLive = false;
+        } else if (event.state().equals("locked")) {
+            locked(event);
+        } else if (event.state().equals("unlocked")) {
+            unlocked(event.resource(), event.id());
+        }
+        if (!changes.isEmpty()) changed.signalAll();
+    }
+
+    /** Returns whether a resource has the prefix, or is a subtree that contains all names with the prefix. */
+    private boolean matches(String resource) {
+        boolean isSubtree = resource.equals("**") || resource.endsWith("/**");
+        return resource.startsWith(prefix) || isSubtree && prefix.startsWith(resource.substring(0, resource.length() - 2));
+    }
+
+    /** Adds the grant of a lock. A reported lock that conflicts with it must have ended. */
+    private void locked(Change change) {
+        var locks = held.getOrDefault(change.resource(), Map.of());
+        if (locks.containsKey(change.id())) return;
+        for (Change other : List.copyOf(locks.values())) {
+            if (change.conflictsWith(other)) unlocked(other.resource(), other.id());
+        }
+        held.computeIfAbsent(change.resource(), resource -> new HashMap<>()).put(change.id(), change);
+        changes.add(change.withState("locked"));
+    }
+
+    /** Adds the end of a lock, if the lock was reported. */
+    private void unlocked(String resource, long id) {
+        Map<Long, Change> locks = held.get(resource);
+        Change change = locks == null ? null : locks.remove(id);
+        if (change != null) {
+            if (locks.isEmpty()) held.remove(resource);
+            changes.add(change.withState("unlocked"));
+        }
+    }
+
+    /** Ends the watch, unless it has ended before. */
+    void end(GenieException reason) {
+        if (ended == null) {
+            session.watches.remove(this);
+            ended = reason;
+            call = null;
+            changes.clear();
+            held.clear();
+            changed.signalAll();
+        }
+    }
+}

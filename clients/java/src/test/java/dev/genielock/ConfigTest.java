@@ -1,0 +1,70 @@
+package dev.genielock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+class ConfigTest {
+    private static List<String> addresses(Map<String, String> environment, String... given) {
+        var config = new Config(GenieClient.builder().addresses(given), environment, new FakeClock());
+        return config.addresses.stream().map(address -> (address.isSecure() ? "tls " : "") + address).toList();
+    }
+
+    @Test
+    void addressesAndTheirDefaults() {
+        assertEquals(List.of("127.0.0.1:7077"), addresses(Map.of()));
+        assertEquals(List.of("a:1", "b:9", "[::1]:9"), addresses(Map.of("GENIE_HOST", "a:1, b,[::1]", "GENIE_PORT", "9")));
+        assertEquals(List.of("c:7077"), addresses(Map.of("GENIE_HOST", "a"), "c"));
+        assertEquals(List.of("tls a:7077", "tls b:7077", "c:7077"), addresses(Map.of(), "genies://a/", "b", "genie://c"));
+        assertEquals(List.of("a:7077"), addresses(Map.of("GENIE_PORT", "tcp://10.0.0.1:7077"), "a"));
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"a:0", "a:65536", "a:x", ":1", "[::1", "::1", "a/b", "http://a"})
+    void invalidAddresses(String address) {
+        assertThrows(IllegalArgumentException.class, () -> addresses(Map.of(), address));
+    }
+
+    @Test
+    void theTokenOfAFileIsReadAgain(@TempDir Path folder) throws Exception {
+        Path file = Files.writeString(folder.resolve("token"), "one\n");
+        var config = new Config(GenieClient.builder(), Map.of("GENIE_TOKEN_FILE", file.toString()), new FakeClock());
+        assertEquals("one", config.token.get());
+        Files.writeString(file, "two");
+        assertEquals("two", config.token.get());
+        Files.writeString(file, "two words");
+        assertThrows(IllegalArgumentException.class, () -> config.token.get());
+    }
+
+    @Test
+    void invalidSettings(@TempDir Path folder) throws Exception {
+        Path empty = Files.writeString(folder.resolve("empty.pem"), "");
+        assertThrows(IllegalArgumentException.class, () -> addresses(Map.of("GENIE_TLS_CA", empty.toString()), "genies://a"));
+        assertThrows(IllegalArgumentException.class, () -> addresses(Map.of("GENIE_TOKEN_FILE", folder.resolve("none").toString())));
+        for (Duration timeout : List.of(Duration.ZERO, Duration.ofMillis(-1), Duration.ofDays(100))) {
+            var builder = GenieClient.builder().sessionTimeout(timeout);
+            assertThrows(IllegalArgumentException.class, () -> new Config(builder, Map.of(), new FakeClock()));
+        }
+        assertThrows(IllegalArgumentException.class, () -> LockOptions.of().queueTimeout(Duration.ofMillis(-1)));
+        assertThrows(NullPointerException.class, () -> LockOptions.of().note(null));
+    }
+
+    @Test
+    void theDefaultNoteNamesTheProcess() {
+        var config = new Config(GenieClient.builder(), Map.of("HOSTNAME", "host-7"), new FakeClock());
+        assertTrue(config.note.endsWith(" " + ProcessHandle.current().pid() + "@host-7"), config.note);
+        var named = new Config(GenieClient.builder().defaults(LockOptions.of().note("me")), Map.of(), new FakeClock());
+        assertEquals("me", named.note);
+        assertEquals("", named.defaults.note()); // hello says it
+    }
+}

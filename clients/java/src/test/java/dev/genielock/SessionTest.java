@@ -1,0 +1,203 @@
+package dev.genielock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import java.time.Duration;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+
+/** Reconnects, resumed sessions and the end of a client, with a scripted server. */
+@Timeout(60)
+class SessionTest {
+    private static final int LIMIT_S = 20;
+
+    private final BlockingQueue<ConnectionEvent> events = new LinkedBlockingQueue<>();
+    private final AtomicInteger tokens = new AtomicInteger();
+    private FakeServer server;
+    private GenieClient client;
+    private FakeServer.Peer peer;
+
+    @BeforeEach
+    void connect() throws Exception {
+        server = new FakeServer();
+        client = builder().lazy().connect();
+        peer = server.handshake(false);
+        assertEquals(ConnectionEvent.State.UP, events.take().state());
+    }
+
+    private GenieClient.Builder builder() {
+        return GenieClient.builder().addresses(server.address()).onEvent(events::add).responseTimeout(Duration.ofSeconds(LIMIT_S))
+                .token(() -> "token" + tokens.incrementAndGet());
+    }
+
+    @AfterEach
+    void close() throws Exception {
+        peer.close();
+        server.close();
+        client.close();
+    }
+
+    private static <T> T get(CompletableFuture<T> future) throws Exception {
+        return future.get(LIMIT_S, TimeUnit.SECONDS);
+    }
+
+    private static GenieException failure(CompletableFuture<?> future) {
+        return (GenieException) assertThrows(ExecutionException.class, () -> get(future)).getCause();
+    }
+
+    @Test
+    void aResumedSessionKeepsItsLocksAndRequests() throws Exception {
+        var first = client.lockAsync("a");
+        peer.grant(7);
+        Lock lock = get(first);
+        var second = client.lockAsync("b");
+        var request = peer.expect("request");
+        peer.close();
+        peer = server.handshake(true, "{\"command\":\"locked\",\"payload\":{\"id\":7,\"fence\":8,\"expiresIn\":5000,\"ref\":\"1\"}}");
+        assertEquals(request, peer.expect("request"));
+        peer.answer("locked", "id", 9, "fence", 10, "ref", request.get("ref"));
+        assertEquals(9, get(second).id());
+        assertTrue(lock.isHeld());
+        assertTrue(lock.remaining().compareTo(Duration.ofSeconds(5)) <= 0);
+        assertEquals(ConnectionEvent.State.DOWN, events.take().state());
+        assertEquals(ConnectionEvent.State.UP, events.take().state());
+    }
+
+    @Test
+    void aLockThatTheServerDoesNotMentionIsLost() throws Exception {
+        var granted = client.lockAsync("a");
+        peer.grant(7);
+        var lost = get(granted).lost();
+        peer.close();
+        peer = server.handshake(false);
+        assertEquals("lost", get(lost).reason());
+        assertEquals(7L, peer.expect("release").get("id"));
+    }
+
+    @Test
+    void theTokenIsReadForEachConnection() throws Exception {
+        peer.close();
+        peer = server.accept();
+        assertEquals("token3", peer.expect("hello").get("token")); // the first was checked at the start
+    }
+
+    @Test
+    void closeEndsWaitingCallsAndSaysBye() throws Exception {
+        var waiting = client.lockAsync("a");
+        var request = peer.expect("request");
+        var closed = CompletableFuture.runAsync(client::close);
+        assertEquals(request.get("ref"), peer.expect("release").get("ref"));
+        var bye = peer.expect("bye");
+        assertInstanceOf(ClientClosedException.class, failure(waiting));
+        assertFalse(closed.isDone());
+        peer.answer("bye", "ref", bye.get("ref"));
+        get(closed);
+        assertTrue(peer.awaitEnd());
+        assertThrows(ClientClosedException.class, () -> client.lock("a"));
+        assertThrows(ClientClosedException.class, () -> client.watch(""));
+        client.close(); // does nothing
+    }
+
+    @Test
+    void closeReportsLocksAsLost() throws Exception {
+        var granted = client.lockAsync(LockOptions.of().releaseOnDisconnect(), "a");
+        peer.grant(7);
+        Lock lock = get(granted);
+        var lost = lock.lost();
+        var closed = CompletableFuture.runAsync(client::close);
+        var bye = peer.expect("bye");
+        assertInstanceOf(ClientClosedException.class, get(lost).getCause()); // before the answer
+        peer.answer("bye", "ref", bye.get("ref"));
+        get(closed);
+        assertThrows(LockLostException.class, lock::release);
+    }
+
+    @Test
+    void shutdownReleasesWhatIsLeft() throws Exception {
+        var granted = client.lockAsync("a");
+        peer.grant(7);
+        get(granted);
+        var ended = CompletableFuture.runAsync(() -> {
+            try {
+                client.shutdown(Duration.ofMillis(1));
+            } catch (InterruptedException e) {
+                throw new IllegalStateException(e);
+            }
+        });
+        var release = peer.expect("release");
+        peer.answer("released", "id", 7, "reason", "success", "ref", release.get("ref"));
+        var bye = peer.expect("bye");
+        peer.answer("bye", "ref", bye.get("ref"));
+        get(ended);
+    }
+
+    @Test
+    void aListenerOfALossMayUseTheClient() throws Exception {
+        var granted = client.lockAsync("a");
+        peer.grant(7);
+        var again = get(granted).lost().thenCompose(loss -> client.lockAsync("a"));
+        peer.answer("released", "id", 7, "reason", "transaction-timeout", "ref", "1");
+        peer.grant(8);
+        assertEquals(8, get(again).id());
+    }
+
+    @Test
+    void anInvalidLineEndsTheConnection() throws Exception {
+        peer.sendLine("{\"command\":");
+        assertTrue(peer.awaitEnd());
+        peer = server.handshake(false);
+        var inspected = CompletableFuture.supplyAsync(() -> {
+            try {
+                return client.inspect(InspectQuery.all().resource("a").limit(5).onlyQueue());
+            } catch (InterruptedException e) {
+                throw new IllegalStateException(e);
+            }
+        });
+        var query = peer.expect("inspect");
+        assertEquals("a", query.get("resource"));
+        peer.sendLine("[1,2]"); // no message
+        peer.answer("inspected", "holders", 5, "queue", java.util.List.of(), "queueTotal", 3, "ref", query.get("ref"));
+        assertEquals(new Inspection(java.util.List.of(), 0, java.util.List.of(), 3), get(inspected));
+    }
+
+    @Test
+    void aServerThatRejectsTheTokenIsFinal() throws Exception {
+        var rejected = CompletableFuture.supplyAsync(() -> {
+            try {
+                return builder().connect();
+            } catch (InterruptedException e) {
+                throw new IllegalStateException(e);
+            }
+        });
+        try (var second = server.accept()) {
+            second.expect("hello");
+            second.answer("error", "code", "unauthorized", "message", "the access token is unknown", "ref", "hello");
+            assertEquals("unauthorized", ((RejectedException) failure(rejected)).code());
+        }
+    }
+
+    @Test
+    void noThreadIsLeftAfterClose() throws Exception {
+        peer.close();
+        server.close();
+        client.close();
+        for (Thread thread : Thread.getAllStackTraces().keySet()) {
+            if (thread.getName().startsWith("genie-")) {
+                thread.join(TimeUnit.SECONDS.toMillis(LIMIT_S));
+                assertFalse(thread.isAlive(), thread.getName());
+            }
+        }
+    }
+}
