@@ -312,7 +312,7 @@ class ClientModel:
             # Only if another connection has taken over the session, and received the request first when it resumed.
             if known.command is not None or known.owner != self.owner:
                 raise Violation("a new request has an old id")
-            known.command, known.names = command, command.names
+            known.command, known.modes = command, command.modes
         else:
             self._check_owner(known, ref)
             self.coverage["repeated"] += 1
@@ -372,7 +372,7 @@ class ClientModel:
             }
             if len(set(taken)) != len(taken) or sum(weights[name] for name in taken) < command.decoded.target:
                 raise Violation("the granted resources are not among those requested, or insufficient")
-            known.names = {name: command.names[name] for name in taken}
+            known.modes = {name: command.modes[name] for name in taken}
         elif command is not None and "resources" in payload:
             raise Violation("resources are sent for a request without anyOf")
         if "blockers" in payload:
@@ -465,11 +465,11 @@ class ClientModel:
         command, prefix = self._take_reply_to("watch", payload), payload["prefix"]
         if command.decoded.prefix != prefix:
             raise Violation("another prefix")
-        held = {(row["resource"], row["id"]): row["mode"] for row in payload["held"]}
-        if any(not name.startswith(prefix) for name, _ in held):
+        held = {(row["resource"], row["id"]): _mode(row) for row in payload["held"]}
+        if any(not _is_watched(name, prefix) for name, _ in held):
             raise Violation("a lock has another prefix")
         for key, mode in self.watched_locks.items():
-            if key[0].startswith(prefix) and held.get(key) != mode:
+            if _is_watched(key[0], prefix) and held.get(key) != mode:
                 raise Violation(f"according to the events {key} is held")
         if any(key not in self.watched_locks for key in held if self._watches(key[0])):
             raise Violation("an event is missing")
@@ -484,7 +484,7 @@ class ClientModel:
         self.watched_locks = {key: mode for key, mode in self.watched_locks.items() if self._watches(key[0])}
 
     def _watches(self, name: str) -> bool:
-        return any(name.startswith(prefix) for prefix in self.watched)
+        return any(_is_watched(name, prefix) for prefix in self.watched)
 
     def _event(self, payload: dict[str, Any]) -> None:
         state = payload["state"]
@@ -497,6 +497,17 @@ class ClientModel:
         if not self._watches(key[0]) or (state == "locked") != (key not in self.watched_locks):
             raise Violation("an event changes nothing, or has no subscription")
         if state == "locked":
-            self.watched_locks[key] = payload["mode"]
-        elif self.watched_locks.pop(key) != payload["mode"]:
+            self.watched_locks[key] = _mode(payload)
+        elif self.watched_locks.pop(key) != _mode(payload):
             raise Violation("another mode")
+
+
+def _is_watched(name: str, prefix: str) -> bool:
+    """Return whether a lock on a name, or below a subtree, is seen by the watchers of a prefix."""
+    is_subtree = name == "**" or name.endswith("/**")
+    return name.startswith(prefix) or (is_subtree and prefix.startswith(name[:-2]))
+
+
+def _mode(row: dict[str, Any]) -> str:
+    """Return the mode of a row or an event, units as `2/10`."""
+    return f"{row['units']}/{row['of']}" if row["mode"] == "units" else row["mode"]

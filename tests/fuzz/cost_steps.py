@@ -41,11 +41,20 @@ BURST: dict[str, tuple[Any, ...]] = {
     "timeout": (None, None, 100, 20_000, "aligned"),
     "ref": (False, False, True),
     "note": (0, 0, 250),
-    "fat": (False, False, False, True),
+    "name": ("short", "short", "short", "fat", "below", "deep"),
+    "units": (None, None, None, "1/1", "1/32", "1/1000000", "mixed"),
+    "subtree": (None, None, None, None, "whole", "above", "above"),
     "disconnect": (None, "release", "release", "keep"),
     "trace": (False, False, True),
 }
-"""The arguments of a burst. `first`, `stride` and `width` number the resources of each request, modulo `names`."""
+"""The arguments of a burst. `first`, `stride` and `width` number the resources of each request, modulo `names`.
+
+Names have 0, 1 or 240 subtrees above them other than `**`. With `subtree`, a request is for these subtrees; with `units`, for
+units of the names.
+"""
+
+NAMES = {"short": "", "fat": "/" + "x" * 480, "below": "/x", "deep": "/d" * 240}
+"""What follows in a name after its number."""
 
 OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {
     "hello": {"session": (0, 1, 2), "lasts": (50, 10_000), "quiet": (False, True)},
@@ -158,7 +167,9 @@ def _request(step: Step, i: int, now_ms: float) -> dict[str, Any]:
     names = [_name(step, step["first"] + i * step["stride"] + each) for each in range(width)]
     modes = {"exclusive": ("exclusive", "exclusive"), "shared": ("shared", "shared"), "mixed": ("exclusive", "shared")}
     first, rest = modes.get(step["mode"], ("shared", "exclusive"))
-    if step["mode"] == "mixed":
+    if step["units"] is not None and (any_of or not step["subtree"]):
+        resources = [f"{_units(step, i + at)}:{name}" for at, name in enumerate(names)]
+    elif step["mode"] == "mixed":
         resources = [f"{(first, rest)[(i + at) % 2]}:{name}" for at, name in enumerate(names)]
     else:
         resources = [f"{first if not i else rest}:{name}" for name in names]
@@ -179,7 +190,18 @@ def _request(step: Step, i: int, now_ms: float) -> dict[str, Any]:
 
 
 def _name(step: Step, number: int) -> str:
-    return f"r{number % step['names']}" + ("/" + "x" * 480 if step["fat"] else "")
+    """Return a name, or a subtree above it: with `deep` another one of the 240 each time, and at least `rN/**`."""
+    if step["subtree"] == "whole" and step["command"] != "anyOf":
+        return "**"
+    name = f"r{number % step['names']}{NAMES[step['name']]}"
+    if step["subtree"] is None or step["command"] == "anyOf":
+        return name
+    parts = name.split("/")
+    return "/".join([*parts[: 1 + number % max(1, len(parts) - 1)], "**"])
+
+
+def _units(step: Step, number: int) -> str:
+    return f"{1 + number % 3}/{3 + number % 5}" if step["units"] == "mixed" else str(step["units"])
 
 
 def _transaction(step: Step, i: int) -> str | None:

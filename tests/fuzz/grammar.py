@@ -18,6 +18,8 @@ SLOTS = 7
 """The number of simultaneous connections."""
 
 NAMES = ("a", "b", "c", "d", "ä/1", "a:b")
+SUBTREES = ("ä/**", "ä/**", "ä/1/**", "b/**", "**")
+NAMES_BELOW = ("ä/1", "ä/2", "ä/1/x", "ä/1/y")
 OWNERS = ("T1", "T2", "T3", "T4")
 REFS = ("r1", "r2", "r3", "r4", "r5", "r6")
 SECRETS = ("secret-number-one", "secret-number-two", "secret-number-three")
@@ -81,6 +83,8 @@ class Grammar:
         self.random = random
         self.extra = Random(repr(random.getstate()[1][:4]))
         """Decides features that were added later, so that the rest of a seed's lines stays the same."""
+        self.kinds = Random(f"kinds of locks {random.getstate()[1][:4]}")
+        """Decides where units and subtrees are used, likewise."""
         self.sent_requests: list[bytes] = []
         """Requests with a `ref`, which may be repeated."""
 
@@ -113,9 +117,9 @@ class Grammar:
         if chance < 0.92:
             return self.inspect()
         if chance < 0.96:
-            return make_line("watch", prefix=random.choice(PREFIXES))
+            return make_line("watch", prefix=self.prefix())
         if chance < 0.99:
-            return make_line("unwatch", prefix=random.choice(PREFIXES))
+            return make_line("unwatch", prefix=self.prefix())
         if self.extra.random() < 0.4:
             return make_line("bye")
         if self.extra.random() < 0.3:
@@ -159,14 +163,14 @@ class Grammar:
         payload: dict[str, Any] = {}
         if random.random() < 0.1:
             names = random.sample(NAMES, random.randrange(1, 5))
-            payload["anyOf"] = [f"{random.choice(('shared', 'exclusive'))}:{name}" for name in names]
+            payload["anyOf"] = [self.lock(random.choice(("shared", "exclusive")), name) for name in names]
             payload["target"] = random.choice((1, 2, "3", 10))
             if random.random() < 0.5:
                 payload["weights"] = [random.choice((1, "2", 3, 2**63 - 1)) for _ in names]
         else:
             count = random.choice((1, 1, 1, 1, 2, 2, 3, 6))
             modes = ("exclusive", "exclusive", "shared")
-            payload["resources"] = [f"{random.choice(modes)}:{random.choice(NAMES)}" for _ in range(count)]
+            payload["resources"] = [self.lock(random.choice(modes), random.choice(NAMES)) for _ in range(count)]
         for chance, name, values in (
             (0.5, "transactionName", (*OWNERS, None)),
             (0.6, "queueTimeout", (0, 0, 0.5, 5, 40, 2000, 20_000)),
@@ -195,7 +199,26 @@ class Grammar:
         for name, values in (("resource", NAMES), ("transactionName", OWNERS), ("limit", (1, 2, 1000))):
             if random.random() < 0.3:
                 payload[name] = random.choice(values)
+        if "resource" in payload and self.kinds.random() < 0.3:
+            payload["resource"] = self.kinds.choice(SUBTREES)
         return make_line("inspect", **payload)
+
+    def lock(self, mode: str, name: str) -> str:
+        """Return a lock in this mode on this name, or units of it, or sometimes on a subtree or a name below one."""
+        kinds, chance = self.kinds, self.kinds.random()
+        if chance < 0.12:
+            return f"{mode}:{kinds.choice(SUBTREES)}"
+        if chance < 0.35:
+            name = kinds.choice(NAMES_BELOW)
+        if kinds.random() < 0.2:
+            limit = kinds.choice((1, 2, 3, 3, 5))
+            return f"{kinds.choice((1, 1, 1, 2, limit, limit + 1))}/{limit}:{name}"
+        return f"{mode}:{name}"
+
+    def prefix(self) -> str:
+        """Return a prefix to watch."""
+        prefix = self.random.choice(PREFIXES)
+        return self.kinds.choice(("ä/", "ä/1", "ä/1/", "ä/**")) if self.kinds.random() < 0.2 else prefix
 
 
 def _with_field(line: bytes, field: bytes) -> bytes:

@@ -15,12 +15,13 @@ from typing import Any
 from fuzz.client_model import ClientModel
 from fuzz.grammar import make_line
 from fuzz.sent_commands import NAMESPACE
-from fuzz.shared_model import SharedModel, Violation
+from fuzz.shared_model import KnownRequest, SharedModel, Violation
 from fuzz.store import FuzzStore
 from fuzz.transport import Transport
 from genie.config import Limits
 from genie.core import HELD
 from genie.errors import Code, RequestRejected
+from genie.lock_modes import UnitCount, lock_text
 from genie.observability.stats import Stats
 from genie.protocol.commands import Hello
 from genie.roles import Starting
@@ -30,6 +31,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import LeadershipLost, RetainedReply
+from simulator.checkers.model import exclude, overlap, units_of
 from simulator.invariants import check
 
 ID_PLACEHOLDER = re.compile(rb"@(\d+)@")
@@ -441,18 +443,24 @@ class Harness:
 
     def _check_mutual_exclusion(self) -> None:
         """Check that no two clients hold a lock in conflicting modes, according to their messages alone."""
-        holders: dict[str, list[tuple[Any, bool, int]]] = {}
+        holders: list[tuple[str, str, Any, KnownRequest]] = []
         for model in (client.model for client in self.clients.values() if client.open):
             for id_ in model.received_ids:
                 known = self.shared.requests[id_]
                 if known.state != "held" or known.command is None or known.owner != model.owner:
                     continue
                 owner = known.command.request.transaction or id_
-                for name, exclusive in known.names.items():
-                    holders.setdefault(name, []).append((owner, exclusive, id_))
-        for name, held in holders.items():
-            if any(alone for _, alone, _ in held) and len({owner for owner, _, _ in held}) > 1:
-                self.fail(Violation(f"{name} is held by {held}"))
+                holders += [(name, mode, owner, known) for name, mode in known.modes.items()]
+        units: dict[str, list[tuple[int, UnitCount]]] = {}
+        for number, (name, mode, owner, known) in enumerate(holders):
+            if "/" in mode:
+                units.setdefault(name, []).append((known.fence or 0, units_of(mode)))
+            for other_name, other_mode, other_owner, other in holders[:number]:
+                if owner != other_owner and overlap(name, other_name) and exclude(mode, other_mode):
+                    self.fail(Violation(f"{known.id} holds {mode}:{name}, and {other.id} {other_mode}:{other_name}"))
+        for name, held in units.items():
+            if sum(count for _, (count, _) in held) > max(held)[1][1]:  # the limit of the last one that was granted
+                self.fail(Violation(f"too many units of {name} are held: {held}"))
 
     def _check_client(self, client: Client) -> None:
         """Check that a client got all replies, and that its messages and events agree with the lock table."""
@@ -478,9 +486,9 @@ class Harness:
                 self.fail(Violation(f"{id_} is {where}, and according to its client {known.state}"))
         if model.watched:
             held = {
-                (name, request.id): str(request.mode(name))
+                (name, request.id): lock_text(name, mode, request.units.get(name)).partition(":")[0]
                 for request in table.held.values()
-                for name in request.names()
+                for name, mode in request.modes()
                 if model._watches(name)
             }
             if held != model.watched_locks:

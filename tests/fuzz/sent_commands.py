@@ -8,6 +8,7 @@ from typing import Any
 from genie.config import Settings
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
+from genie.lock_modes import lock_text
 from genie.protocol.commands import Hello, Namespaced, ReleaseByRef, is_http, read, without_namespace
 from genie.protocol.diagnostics import is_hello
 from genie.server.rejections import wrong_namespace
@@ -60,11 +61,10 @@ class SentCommand:
         return self.decoded.request if isinstance(self.decoded, Take) else self.decoded
 
     @property
-    def names(self) -> dict[str, bool]:
-        """The requested resources, of `anyOf` the possible ones; True: exclusive."""
-        if isinstance(self.decoded, Take):
-            return dict(self.decoded.choices)
-        return dict(self.decoded.modes())
+    def modes(self) -> dict[str, str]:
+        """The mode of each requested resource, of `anyOf` of the possible ones: `shared`, `exclusive`, or units as `2/10`."""
+        modes = self.decoded.choices if isinstance(self.decoded, Take) else self.decoded.modes()
+        return {name: lock_text(name, mode, self.decoded.units.get(name)).partition(":")[0] for name, mode in modes}
 
 
 def parse_line(line: bytes, now_ms: float) -> SentCommand:

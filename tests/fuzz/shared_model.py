@@ -24,7 +24,8 @@ class KnownRequest:
     ref: str | None = None
     state: str = "queued"
     fence: int | None = None
-    names: dict[str, bool] = field(default_factory=dict)
+    modes: dict[str, str] = field(default_factory=dict)
+    """The mode of each name that it requests or holds: `shared`, `exclusive`, or units as `2/10`."""
     reason: str | None = None
     extended: bool = False
     releasers: set[Any] = field(default_factory=set)
@@ -60,7 +61,7 @@ class SharedModel:
         """Add a request with its first message."""
         known = KnownRequest(id_, owner, command, ref)
         if command is not None:
-            known.names = command.names
+            known.modes = command.modes
         self.requests[id_] = known
         if ref is not None:
             self._by_ref[owner, ref] = known
