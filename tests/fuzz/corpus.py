@@ -35,6 +35,15 @@ EDGE_CASES = [
     b'{"command":"request","payload":{"anyOf":["shared:a"],"target":"1\\n"}}',
     b'{"command":"request","payload":{"anyOf":["shared:a"],"target":1.0}}',
     b'{"command":"request","payload":{"anyOf":["shared:a"],"target":"\xd9\xa1"}}',
+    *(
+        b'{"command":"request","payload":{"%b":["%b"]%b}}' % (field, lock, target)
+        for lock in (
+            *(b"1/1:a", b"1000000/1000000:a", b"1/1000001:a", b"0/1:a", b"2/1:a", b"007/010:a", b"1/2/3:a", b"+1/2:a"),
+            *(b"1/2:", b"1/2:a/**", b"1/2:**", b"exclusive:**", b"shared:/**", b"shared:a/**/**", b"exclusive:a/*"),
+            *(b'1/2:a","2/2:a', b'1/2:a","1/2:a', b'1/2:a","1/3:a', b'1/2:a","exclusive:a'),
+        )
+        for field, target in ((b"resources", b""), (b"anyOf", b',"target":1'))
+    ),
     b'{"command":"request","payload":{"resources":["exclusive:a"],"transactionTimout":1}}',
     b'{"command":"request","payload":{"resources":["exclusive:a"],"note":""}}',
     b'{"command":"request","payload":{"resources":["exclusive:a"],"note":"\xc2\x85"}}',

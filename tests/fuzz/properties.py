@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -15,7 +15,7 @@ from genie import core
 from genie.client import config
 from genie.core import Extend, Reason, Release, Request, State, Take
 from genie.errors import RequestRejected
-from genie.lock_modes import S, X, lock_text
+from genie.lock_modes import S, U, UnitCount, X, lock_text
 from genie.protocol import codec, commands, diagnostics, messages, replies, resources
 from genie.protocol import framing as framing_module
 from genie.protocol.commands import Hello, Inspect, LargeRequest, Namespaced, Unwatch, Watch, without_namespace
@@ -156,15 +156,16 @@ def check_limits(decoded: Any) -> None:
         names = [name for name, _ in decoded.choices]
         assert 0 < len(names) == len(set(names)) == len(decoded.weights) <= 10_000
         assert all(type(weight) is int and 0 < weight < 10**78 for weight in [*decoded.weights, decoded.target])
+        assert not any(name == "**" or name.endswith("/**") for name in names)
+        assert decoded.units.keys() == {name for name, mode in decoded.choices if mode == U}
         _names(names)
+        _units(decoded.units)
         _request(decoded.request)
     elif isinstance(decoded, Request):
         names = [*decoded.shared, *decoded.exclusive, *decoded.units]
         assert 0 < len(names) == len(set(names)) <= 1024
-        for name, (units, limit) in decoded.units.items():
-            assert 1 <= units <= limit <= 1_000_000
-            assert not name.endswith("/**")
         _names(names)
+        _units(decoded.units)
         _request(decoded)
     elif isinstance(decoded, (Release, Extend)):
         assert type(decoded.id) is int
@@ -194,6 +195,13 @@ def _request(request: Request) -> None:
     assert type(request.release_on_disconnect) is bool
     _text(request.context.note, 256)
     _names([] if request.transaction is None else [request.transaction])
+
+
+def _units(counts: Mapping[str, UnitCount]) -> None:
+    for name, (units, limit) in counts.items():
+        assert 1 <= units <= limit <= 1_000_000
+        assert name != "**"
+        assert not name.endswith("/**")
 
 
 def _namespace(name: str) -> None:
