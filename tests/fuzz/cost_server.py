@@ -44,7 +44,7 @@ READ_BYTES = 64 << 10
 MAX_COUNTED = 10_000_000
 """Instructions of an iteration after which the sequence is aborted."""
 MAX_SEQUENCE_WORK = 30_000_000
-"""Instructions after which the rest of a sequence is not played."""
+"""Instructions after which the remaining steps of a sequence are not played. After twice as many, the step ends, too."""
 COMMIT_S = 0.0005
 """Duration of a commit."""
 EXPIRY_S = 60.0
@@ -87,6 +87,8 @@ class Costs:
     """The lines of code that allocated most of what is left."""
     aborted: bool = False
     """Whether an iteration exceeded `MAX_COUNTED`, so that the sequence was not played to its end."""
+    exhausted: bool = False
+    """Whether a step took so much work in many iterations that it was not played to its end."""
     problem: str = ""
     """An error of the server; "" for none."""
 
@@ -406,7 +408,7 @@ def _run(
         try:
             loop.run_until_complete(_play_steps(steps, costs, loop, counter, spent, durable=durable))
         except Runaway:
-            costs.aborted = True
+            costs.aborted = not costs.exhausted
         except Exception as error:  # noqa: BLE001 - every error is a failure
             _note_error(costs, error)
         finally:
@@ -433,6 +435,9 @@ async def _play_steps(
         server.on_iteration()
         if counter is not None:
             counter.limit = counter.count + MAX_COUNTED
+            if costs.work > 2 * MAX_SEQUENCE_WORK:
+                costs.exhausted = True
+                raise Runaway
 
     loop.meter = meter
     await server.begin()

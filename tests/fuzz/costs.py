@@ -85,7 +85,7 @@ def try_sequence(search: Search, steps: list[Step], *, durable: bool, timed: boo
     search.played += 1
     costs = play(steps, durable=durable)
     _record_work(search, costs, steps, durable)
-    if costs.aborted:
+    if costs.aborted or costs.exhausted:
         return  # without the limit of work, it could take minutes
     memory = play_for_memory(steps, durable=durable)
     if not memory.problem:

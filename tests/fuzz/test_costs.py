@@ -109,3 +109,11 @@ def test_a_hello_resumes_its_session() -> None:
     locks = burst(count=300, disconnect="release")
     plain, resumed = play([hello, locks]), play([hello, locks, hello | {"client": 1}])
     assert resumed.corpus["work", "hello"].value > 5 * plain.corpus["work", "hello"].value
+
+
+def test_a_step_with_too_much_work_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_server, "MAX_SEQUENCE_WORK", 100_000)
+    search = play([burst(count=3_000), step("wait", ms=1)])
+    assert ("work", "request") in search.corpus
+    assert ("work", "wait") not in search.corpus
+    assert not search.failures, search.failures
