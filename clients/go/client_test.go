@@ -94,6 +94,13 @@ func TestErrorsOfRequests(t *testing.T) {
 		!strings.Contains(err.Error(), "t1 → t2 → t1") {
 		t.Error(err)
 	}
+	err = fail(`{"command":"released","payload":{"id":17,"reason":"deadlock","cycle":["t","u"],"waits":[` +
+		`{"resource":"licences/cad","waiter":17,"holder":3,"units":2,"of":10},` +
+		`{"resource":"accounts/**","waiter":4,"holder":5}],"ref":"REF"}}`)
+	text := "genie: request 17 would deadlock: t would wait for 2/10:licences/cad of u, which waits for accounts/** of t"
+	if err.Error() != text {
+		t.Error(err)
+	}
 	err = fail(`{"command":"released","payload":{"id":17,"reason":"insufficient","free":"20000000000000000000","locked":5,"ref":"REF"}}`)
 	var insufficient *InsufficientError
 	if !errors.Is(err, ErrInsufficient) || !errors.As(err, &insufficient) || insufficient.Locked.Int64() != 5 ||

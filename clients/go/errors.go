@@ -97,6 +97,14 @@ type WaitEdge struct {
 	Traceparent    string
 }
 
+// String returns what Waiter waits for: the name of the resource, for units as in "2/10:NAME".
+func (w WaitEdge) String() string {
+	if w.Units == 0 {
+		return w.Resource
+	}
+	return fmt.Sprintf("%d/%d:%s", w.Units, w.Of, w.Resource)
+}
+
 // DeadlockError reports that a request would have waited in a cycle. Release the locks of the
 // transaction, undo its work, wait for a random time and start over.
 type DeadlockError struct {
@@ -106,8 +114,16 @@ type DeadlockError struct {
 }
 
 func (e *DeadlockError) Error() string {
-	return fmt.Sprintf("genie: request %d would deadlock: %s", e.ID,
-		strings.Join(append(e.Cycle[:len(e.Cycle):len(e.Cycle)], e.Cycle[:min(1, len(e.Cycle))]...), " → "))
+	closed := append(e.Cycle[:len(e.Cycle):len(e.Cycle)], e.Cycle[:min(1, len(e.Cycle))]...) // ends with the first
+	text := strings.Join(closed, " → ")
+	if len(e.Cycle) > 0 && len(e.Waits) == len(e.Cycle) {
+		steps := make([]string, len(e.Waits))
+		for i, wait := range e.Waits {
+			steps[i] = wait.String() + " of " + closed[i+1]
+		}
+		text = closed[0] + " would wait for " + strings.Join(steps, ", which waits for ")
+	}
+	return fmt.Sprintf("genie: request %d would deadlock: %s", e.ID, text)
 }
 
 // Is reports whether target is ErrDeadlock.

@@ -55,10 +55,11 @@ class QueueSummary(ApiModel):
     resource: str
     waiting: int
     holders: int
+    """Number of requests that hold the resource or a subtree that contains it; of a subtree, also of the locks held below it."""
     since: int
     """When the oldest waiting request was queued."""
     holder: int | None
-    """Id of a request that holds the resource; None if there is no holder."""
+    """Id of one of these holders; None if there is none."""
     transaction_name: str | None
     """Transaction of `holder`."""
 
@@ -201,7 +202,7 @@ class HotResource(ApiModel):
     waiting: int
     """Requests that wait for the resource now."""
     holders: int
-    """Requests that hold the resource now."""
+    """Requests that hold the resource or a subtree that contains it now; of a subtree, also the locks held below it."""
 
 
 class HotList(ApiModel):
@@ -363,9 +364,13 @@ class Resource(ApiModel):
 
     resource: str
     holders: list[Row]
+    """Also the holders of subtrees that contain the resource, and if it is a subtree, the holders of names below it."""
     holders_total: int
     queue: list[Row]
+    """Also the waiting requests for such subtrees and names. If no request names the subtree, they are in the order of arrival."""
     queue_total: int
+    complete: bool
+    """False if there may be more, because not all requests were compared with the subtree: the totals are lower bounds."""
     units_in_use: int | UnsetType = UNSET
     """Of a counted resource: the units of all holders."""
     units_limit: int | UnsetType = UNSET

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from heapq import heappush, heappushpop, nlargest
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -23,9 +23,9 @@ from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_order.edges import Edge as OrderEdge
 from genie.core.lock_order.inversions import Inversion
 from genie.core.lock_table import LockTable
-from genie.core.special import Counted, Subtree
-from genie.core.view import MAX_COUNTED_BLOCKERS, sample_blockers
-from genie.lock_modes import UnitCount
+from genie.core.special import Counted, Subtree, contains
+from genie.core.view import MAX_COUNTED_BLOCKERS, find_by_name, sample_blockers
+from genie.lock_modes import UnitCount, is_subtree
 from genie.observability.histogram import Histogram
 from genie.observability.stats import Contention, Deadlock, Stats, most_contended
 from genie.protocol.replies import expires_in_ms
@@ -133,21 +133,32 @@ def _queue_length(table: LockTable, name: str) -> int:
 
 
 def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSummary:
-    """Return a summary of a wait queue, with the first holder of the resource.
-
-    `since` is the time (unix ms) at which the oldest request of the queue was queued.
-    """
-    resource = table.lookup(name)
-    holders = {} if resource is None else resource.holders
-    first_holder = next(iter(holders.values()), None)
+    """Return a summary of a wait queue. `since` is the time (unix ms) at which the oldest request of the queue was queued."""
+    holders, first_holder = _count_holders(table, name)
     return models.QueueSummary(
         resource=name,
         waiting=_queue_length(table, name),
-        holders=len(holders),
+        holders=holders,
         since=since,
         holder=None if first_holder is None else first_holder.id,
         transaction_name=None if first_holder is None else first_holder.transaction,
     )
+
+
+def _count_holders(table: LockTable, name: str) -> tuple[int, Request | None]:
+    """Return the number of holders of a resource and of the subtrees that contain it, and the first of them.
+
+    For a subtree, the locks that are held below it count as well.
+    """
+    resource = table.lookup(name)
+    above = [subtree.holders for _, subtree in table.subtrees_above(name)]
+    tables = above if resource is None else [resource.holders, *above]
+    count, first = sum(map(len, tables)), next(chain.from_iterable(holders.values() for holders in tables), None)
+    if resource is None or not isinstance(resource.special, Subtree):
+        return count, first
+    special = resource.special
+    example = next((request for _, request in special.examples.values()), None)
+    return count + special.shared + special.exclusive, first or example
 
 
 async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.Waits:
@@ -194,19 +205,27 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
     """Return the first holders of a resource, and the first entries of its wait queue: at most `MAX_ROWS` of each.
 
+    The requests for subtrees that contain the resource are among them, and if it is a subtree, also those for names below it.
     `now` is the time of the lock manager (ms).
     """
     locked_resource = table.lookup(name)
-    if locked_resource is None:
-        return models.Resource(resource=name, holders=[], holders_total=0, queue=[], queue_total=0)
-    holders = list(islice(locked_resource.holders.values(), MAX_ROWS))
-    entries = [] if locked_resource.wait_queue is None else islice(locked_resource.wait_queue, MAX_ROWS)
-    queue = [entry[2] for entry in entries]  # the third field of an entry is the request
-    holders_total, queue_total = len(locked_resource.holders), _queue_length(table, name)
+    matches = find_by_name(table, name)
+    holders, queue = list(islice(matches.holders, MAX_ROWS)), list(islice(matches.queue, MAX_ROWS))
+    holders_total, queue_total, complete = matches.holders_total, matches.queue_total, True
+    if is_subtree(name):
+        below, complete = await _requests_below(table.held, name, budget)
+        holders, holders_total = [*holders, *below][:MAX_ROWS], holders_total + len(below)
+        if name not in table.subtrees:  # otherwise they are in its queue
+            below, all_compared = await _requests_below(table.waiting, name, budget)
+            queue, queue_total, complete = (
+                [*queue, *below][:MAX_ROWS],
+                queue_total + len(below),
+                complete and all_compared,
+            )
     response = models.Resource(
-        resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total
+        resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total, complete=complete
     )
-    special = locked_resource.special
+    special = None if locked_resource is None else locked_resource.special
     if isinstance(special, Counted):
         limits = [request.units[name][1] for request in (*holders, *queue) if name in request.units]
         response.units_in_use, response.units_limit = special.in_use, max(limits, default=special.in_use)
@@ -228,13 +247,36 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
 
 
 MAX_COMPARED = 20_000
-"""Maximum number of held, and of waiting requests that are compared with a text, the oldest first."""
+"""Maximum number of held, and of waiting requests that are compared with a text or a subtree, the oldest first."""
 MAX_COMPARED_RESOURCES = 100
 """Maximum number of resources of a request that are compared with a text."""
 MAX_COMPARING_WORK = 500_000
-"""Work units for comparing requests with a text, after which the response is incomplete."""
+"""Work units for comparing requests with a text or a subtree, after which the response is incomplete."""
 CHARS_PER_WORK_UNIT = 8
 """Characters of a text beyond ASCII whose case is folded in one work unit."""
+NAMES_PER_WORK_UNIT = 8
+"""Names that are compared with a subtree in one work unit."""
+
+
+async def _requests_below(requests: dict[int, Request], subtree: str, budget: WorkBudget) -> tuple[list[Request], bool]:
+    """Return the oldest requests that name a resource below a subtree, and whether all were compared.
+
+    Requests that also name the subtree or one above it are omitted: they are found without a search.
+    """
+    found: list[Request] = []
+    compared, left = list(islice(requests.values(), MAX_COMPARED)), MAX_COMPARING_WORK
+    complete = len(compared) == len(requests)
+    for request in compared:
+        work = 1 + request.name_count() // NAMES_PER_WORK_UNIT
+        left -= work
+        if left < 0:
+            return found, False
+        subtrees = () if request.details is None else request.details.subtrees
+        is_known = any(other == subtree or contains(other, subtree) for other in subtrees)
+        if not is_known and any(map(contains, repeat(subtree), request.names())):
+            found.append(request)
+        await budget.spend(work)
+    return found, complete
 
 
 async def requests(table: LockTable, text: str, limit: int, now: float, budget: WorkBudget) -> models.Requests:
@@ -439,13 +481,12 @@ def _add_ongoing_waits(
 
 def _hot_resource(table: LockTable, name: str, contention: Contention) -> models.HotResource:
     """Combine the contention of a resource with the current numbers of its waiting requests and holders."""
-    resource = table.lookup(name)
     return models.HotResource(
         resource=name,
         waited=contention.waited_ms,
         conflicts=contention.conflicts,
         waiting=_queue_length(table, name),
-        holders=0 if resource is None else len(resource.holders),
+        holders=_count_holders(table, name)[0],
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import click
+from msgspec import UNSET
 
 from genie.admin.models import DeadlockRow, Deadlocks
 from genie.cli.admin_client import AdminClient, admin_query
@@ -58,7 +59,8 @@ def _deadlock_lines(deadlock: DeadlockRow, now_ms: float, columns: int | None) -
         waiter = request_name(step.waiter, owners.get(number - 1))
         # The holder of a step is the waiter of the next step; the holder of the last step is the victim.
         holder = request_name(step.holder, owners.get(number % total))
-        yield from fold(INDENT, f"{waiter} waits for {step.resource}", columns)
+        waited_for = step.resource if step.units is UNSET else f"{step.units}/{step.of}:{step.resource}"
+        yield from fold(INDENT, f"{waiter} waits for {waited_for}", columns)
         yield from fold(INDENT * 2, f"which {holder} holds", columns)
     if total > len(deadlock.waits):
         yield f"{INDENT}and {total - len(deadlock.waits):,} more steps"

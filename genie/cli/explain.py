@@ -113,11 +113,10 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, col
     sentence = f"{_request_name(row)} has held for {held_for} and ends in {expires_in}, unless it is extended."
     yield from fold("", sentence, columns)
     yield from fold("", f"Holds: {join_names(row['resources'], total=row['resourcesTotal'])}", columns)
-    waiters = [
-        line
-        for resource in row["resources"]
-        for line in _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms, columns)
-    ]
+    waiters = list[str]()
+    seen = set[tuple[int, str]]()
+    for resource in row["resources"]:
+        waiters += _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms, columns, seen)
     if waiters:
         yield "Waiting for it:"
         yield from waiters
@@ -128,16 +127,22 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, col
         yield "No request waits for it."
 
 
-def _waiter_lines(holder: Row, resource: str, reply: Reply, now_ms: float, columns: int | None) -> Iterator[str]:
+def _waiter_lines(
+    holder: Row, resource: str, reply: Reply, now_ms: float, columns: int | None, seen: set[tuple[int, str]]
+) -> Iterator[str]:
     """Yield a line for each request that waits for the request `holder` to release a resource.
 
-    `reply` contains the wait queue of the resource, in which some requests may wait for other holders only.
+    `reply` contains the wait queue of the resource, in which some requests may wait for other holders only. `seen` are the
+    waiters of other resources, and what they wait for: a request for a subtree waits for several locks below it.
     """
     name = bare_name(resource)
     waiters = [row for row in reply["queue"] if _waits_for(row, holder, resource)]
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
         suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
         requested = next((requested for requested in waiter["resources"] if _overlap(bare_name(requested), name)), name)
+        if (waiter["id"], requested) in seen:
+            continue
+        seen.add((waiter["id"], requested))
         yield from fold(INDENT, f"└ {_request_name(waiter)} for {requested}{suffix}", columns)
     if len(waiters) > MAX_WAITERS_SHOWN:
         yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}", columns)

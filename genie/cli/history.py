@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,10 +17,12 @@ from genie.cli.format import duration, join_names, wrap_table
 from genie.cli.options import WholeNumber, bare_name, namespace_option, variable_option
 from genie.cli.query import Output, output_options
 from genie.config import NAMESPACE
+from genie.core.special import contains
 from genie.history.gantt import draw
 from genie.history.records import WHY_MISSING, UnreadableHistory
 from genie.history.search import MAX_REQUESTS, Entry, Query, Result, search
 from genie.history.writer import namespace_directory
+from genie.lock_modes import is_subtree
 from genie.text import printable
 
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
@@ -143,11 +146,11 @@ def history(
             Path(svg).write_text(chart, encoding="utf-8")
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
-    output.print(result, _report, document=to_builtins)
+    output.print(result, partial(_report, name), document=to_builtins)
 
 
-def _report(result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
-    """Yield the lines of the text output."""
+def _report(resource: str | None, result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
+    """Yield the lines of the text output. `resource`: that of the query."""
     if result.begins_at is None:
         yield "There is no history in this directory for this namespace."
         return
@@ -156,7 +159,7 @@ def _report(result: Result, now_ms: float, columns: int | None) -> Iterator[str]
         return
     several = any(entry.mode is None for entry in result.requests)
     headers = [RESOURCES if several and header == "MODE" else header for header in HEADERS]
-    rows = [_cells(entry, now_ms) for entry in result.requests]
+    rows = [_cells(resource, entry, now_ms) for entry in result.requests]
     for lines in wrap_table(headers, rows, columns, WRAPPED, right_aligned=(4, 6, 8)):
         yield from lines
     if result.more:
@@ -165,7 +168,7 @@ def _report(result: Result, now_ms: float, columns: int | None) -> Iterator[str]
         yield f"Events are missing in {result.gaps:,} places, {WHY_MISSING}."
 
 
-def _cells(entry: Entry, now_ms: float) -> list[str]:
+def _cells(resource: str | None, entry: Entry, now_ms: float) -> list[str]:
     """Return the table cells of a request, in the order of `HEADERS`."""
     end = now_ms if entry.last_at is None else entry.last_at
     asked = f"before {format_time(entry.begins_at)}" if entry.asked_at is None else format_time(entry.asked_at)
@@ -192,13 +195,27 @@ def _cells(entry: Entry, now_ms: float) -> list[str]:
         asked,
         str(entry.id),
         printable(owner),
-        entry.mode or resources,
+        resources if entry.mode is None else _lock_of(resource or "", entry) or entry.mode,
         waited,
         printable(waited_for),
         held,
         ending,
         str(entry.fence or ""),
     ]
+
+
+def _lock_of(resource: str, entry: Entry) -> str | None:
+    """Return the mode or the units in which a request asked for a resource; if it asked for a subtree above, its lock.
+
+    None: the names are redacted, or there are too many, so that only the mode is known.
+    """
+    for lock in entry.locks:
+        name = bare_name(lock)
+        if name == resource:
+            return lock.removesuffix(f":{name}")
+        if is_subtree(name) and contains(name, resource):
+            return printable(lock)
+    return None
 
 
 def format_time(at_ms: float) -> str:

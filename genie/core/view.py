@@ -286,7 +286,7 @@ def find_by_name(table: LockTable, name: str) -> Matches:
     queue = () if resource is None or resource.wait_queue is None else resource.wait_queue
     if not table.subtrees:
         return Matches(holders.values(), len(holders), (entry[2] for entry in queue), len(queue))
-    held_above, entries_above = _of_subtrees_above(table, name)
+    held_above, entries_above = of_subtrees_above(table, name)
     held = [request for request in held_above if request.id not in holders]
     entries = [entry for entry in entries_above if not _waits_in(name, entry[2])]
     merged = merge(queue, entries, key=_POSITION)
@@ -307,7 +307,7 @@ def _waits_in(name: str, request: Request) -> bool:
     return request.details is not None and name in (request.details.queue_modes or ())
 
 
-def _of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[QueueEntry]]:
+def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[QueueEntry]]:
     """Return the holders of the subtrees that contain `name`, and the queue entries of their waiters, sorted.
 
     Reads at most `MAX_INSPECTED_REQUESTS` of each.
@@ -331,7 +331,7 @@ def _add_subtrees_above(
     """Return found requests and those for the subtrees that contain `name`; with `transaction`, only those of this transaction."""
     if not table.subtrees:
         return _all_of(held, waiting)
-    held_above, entries_above = _of_subtrees_above(table, name)
+    held_above, entries_above = of_subtrees_above(table, name)
     above = [request for request in held_above if transaction in {None, request.transaction}]
     waiting_above = [entry[2] for entry in entries_above if transaction in {None, entry[2].transaction}]
     return _all_of(

@@ -27,7 +27,10 @@ def admin() -> Iterator[FakeAdmin]:
 
 
 def row(id: int, name: str) -> DeadlockRow:
-    steps = [Step(resource=name, waiter=id, holder=2), Step(resource="accounts/13", waiter=3, holder=4)]
+    steps = [
+        Step(resource=name, waiter=id, holder=2),
+        Step(resource="licences/cad", waiter=3, holder=4, units=2, of=10),
+    ]
     return DeadlockRow(at=1_790_000_000_000, id=id, transaction_name="t1", cycle=["t1", "t\x1b[2"], waits=steps)
 
 
@@ -45,7 +48,7 @@ def test_the_steps_of_a_cycle(admin: FakeAdmin) -> None:
         "  9 of t1 was ended: it would have created a cycle",
         "  9 of t1 waits for accounts/2",
         "    which 2 of t\\x1b[2 holds",
-        "  3 of t\\x1b[2 waits for accounts/13",
+        "  3 of t\\x1b[2 waits for 2/10:licences/cad",
         "    which 4 of t1 holds",
         "1 of 12 since the server started are shown.",
     ]
@@ -65,7 +68,13 @@ def test_json_prints_the_response(admin: FakeAdmin) -> None:
     response = json.loads(genie_cli("deadlocks", "--limit", "2", "--json", admin_port=str(admin.port)).stdout)
     assert (response["total"], [row["id"] for row in response["deadlocks"]]) == (12, [9, 8])
     assert admin.paths == ["/api/deadlocks?limit=2"]
-    assert response["deadlocks"][0]["waits"][1] == {"resource": "accounts/13", "waiter": 3, "holder": 4}
+    assert response["deadlocks"][0]["waits"][1] == {
+        "resource": "licences/cad",
+        "waiter": 3,
+        "holder": 4,
+        "units": 2,
+        "of": 10,
+    }
 
 
 def test_the_namespace_of_the_option_or_the_variable(admin: FakeAdmin) -> None:

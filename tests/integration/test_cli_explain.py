@@ -47,7 +47,7 @@ async def test_explain_a_waiting_request_and_a_holder(genie: Genie, wire: Wire) 
 
 async def test_explain_a_holder_with_waiters_above_and_below_its_names(genie: Genie, wire: Wire) -> None:
     other = await Wire.connect(genie.address)
-    name = await wire.lock("shared:x/1", transactionTimeout=HOUR_MS)
+    name = await wire.lock("shared:x/1", "shared:x/2", transactionTimeout=HOUR_MS)
     subtree = await wire.lock("shared:y/**", transactionTimeout=HOUR_MS)
     above = await other.request("exclusive:x/**", queueTimeout=HOUR_MS)
     below = await other.request("1/2:y/1", queueTimeout=HOUR_MS)
@@ -55,7 +55,7 @@ async def test_explain_a_holder_with_waiters_above_and_below_its_names(genie: Ge
     of_name, of_subtree = [genie_cli("explain", str(id_), port=genie.port).stdout for id_ in (name, subtree)]
     assert f"\nWaiting for it:\n  └ {above} for exclusive:x/** (" in of_name
     assert f"\nWaiting for it:\n  └ {below} for 1/2:y/1 (" in of_subtree
-    assert (of_name + of_subtree).count("└") == 2, "another shared lock waits for the subtree alone"
+    assert (of_name + of_subtree).count("└") == 2, "the subtree waits once, and the shared lock only for the subtree"
     for id_ in (shared, below, above, subtree, name):
         wire.send("release", id=id_)
 

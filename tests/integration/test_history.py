@@ -119,3 +119,17 @@ async def test_the_admin_port_has_the_history_of_a_resource(tmp_path: Path) -> N
             404,
             "not-found",
         )
+
+
+async def test_the_command_shows_units_and_the_subtree_that_contained_the_name(tmp_path: Path) -> None:
+    with running_server(history_dir=tmp_path) as server:
+        wire = await Wire.connect(server.address)
+        first = await wire.lock("2/10:h/pool", "exclusive:other", transactionName="render")
+        await wire.release(first)
+        second = await wire.lock("shared:h/**", transactionName="books")
+        await wire.release(second)
+        await until(lambda: [entry.ended_at is None for entry in find(tmp_path)] == [False, False])
+    rows = genie_cli("history", "h/pool", "--history-dir", str(tmp_path)).stdout.splitlines()[1:]
+    assert [row.split()[3:5] for row in rows] == [["render", "2/10"], ["books", "shared:h/**"]]
+    (row,) = genie_cli("history", "h/**", "--history-dir", str(tmp_path)).stdout.splitlines()[1:]
+    assert row.split()[3:5] == ["books", "shared"]

@@ -42,9 +42,12 @@ function opened(): Client {
 
 function added(lock: Lock | null): object {
   if (!lock) return { lock: null };
-  const number = ++lastNumber;
+  const [number, owner] = [++lastNumber, client];
   locks.set(number, lock);
-  lock.signal.addEventListener('abort', () => write({ event: 'lost', lock: number, type: typeOf(lock.error!) }));
+  lock.signal.addEventListener('abort', () => {
+    // A lock that stays held after `close` times out during a later case.
+    if (client === owner) write({ event: 'lost', lock: number, type: typeOf(lock.error!) });
+  });
   return { lock: number, id: lock.id, fence: lock.fence, resources: lock.resources };
 }
 

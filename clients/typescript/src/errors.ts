@@ -58,8 +58,17 @@ export class QueueTimeoutError extends LockError {
  */
 export class DeadlockError extends LockError {
   constructor(id: number, readonly cycle: readonly string[], readonly waits: readonly Wait[]) {
-    super('deadlock', `request ${id} would deadlock: ${[...cycle, ...cycle.slice(0, 1)].join(' → ')}`, id);
+    super('deadlock', `request ${id} would deadlock: ${describeCycle(cycle, waits)}`, id);
   }
+}
+
+/** Describes a deadlock: of each transaction what it would wait for, as `2/10:NAME` for units, and the transaction that holds it. */
+function describeCycle(cycle: readonly string[], waits: readonly Wait[]): string {
+  const closed = [...cycle, ...cycle.slice(0, 1)];
+  if (cycle.length === 0 || waits.length !== cycle.length) return closed.join(' → ');
+  const steps = waits.map(({ resource, units, of }, index) =>
+    `${units === undefined ? resource : `${units}/${of}:${resource}`} of ${closed[index + 1]}`);
+  return `${cycle[0]} would wait for ${steps.join(', which waits for ')}`;
 }
 
 /** The weights of the `free` resources do not reach the target of `acquireAny`. Nothing was locked. */

@@ -1,7 +1,7 @@
 // Counted locks and subtrees: resources, errors and watches.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { connect, QueueTimeoutError, subtree, units, type Change } from '../src/index.js';
+import { connect, DeadlockError, QueueTimeoutError, subtree, units, type Change } from '../src/index.js';
 import { GenieServer } from './support.js';
 
 test('units and subtrees are written as on the wire', () => {
@@ -13,6 +13,16 @@ test('units and subtrees are written as on the wire', () => {
     assert.throws(() => units('a', count, of), RangeError);
   }
   assert.throws(() => subtree('accounts'), /must end with '\/'/);
+});
+
+test('a deadlock says what each transaction waits for', () => {
+  const waits = [
+    { resource: 'licences/cad', waiter: 9, holder: 3, units: 2, of: 10 },
+    { resource: 'accounts/**', waiter: 4, holder: 5 },
+  ];
+  const text = 't would wait for 2/10:licences/cad of u, which waits for accounts/** of t';
+  assert.equal(new DeadlockError(9, ['t', 'u'], waits).message, `request 9 would deadlock: ${text}`);
+  assert.equal(new DeadlockError(9, ['t', 'u'], []).message, 'request 9 would deadlock: t → u → t');
 });
 
 test('units are granted up to their limit, and a blocker says how many it has', async () => {

@@ -38,7 +38,7 @@ function makeRing(deadlock) {
   const lowest = Math.max(...members.map((member) => member.y));
   const marginBelow = members.length % 2 ? MARGIN_BELOW_ODD : MARGIN_BELOW_EVEN;
   const height = Math.min(HEIGHT, lowest + NODE_HEIGHT / 2 + marginBelow);
-  const steps = deadlock.waits.map((step, index) => `${deadlock.cycle[index]} waits for ${step.resource}`);
+  const steps = deadlock.waits.map((step, index) => `${deadlock.cycle[index]} waits for ${waitText(step)}`);
   const label = `Deadlock of ${deadlock.cycle.length}: ${steps.join(", ")}`;
   return html(
     "figure",
@@ -54,9 +54,12 @@ function makeRing(deadlock) {
   );
 }
 
+/** Return what a wait of a deadlock is for: a resource, of a counted resource with the units, as in `2/10:NAME`. */
+const waitText = ({ resource, units, of }) => (units === undefined ? resource : `${units}/${of}:${resource}`);
+
 /** Return the transactions of a cycle with their positions. In a long cycle, the members before the last are collapsed. */
 function layoutRing({ cycle, waits }) {
-  const all = cycle.map((name, index) => ({ name, victim: index === 0, resource: waits[index].resource }));
+  const all = cycle.map((name, index) => ({ name, victim: index === 0, resource: waitText(waits[index]) }));
   const collapsed = all.length > MAX_MEMBERS ? all.length - MAX_MEMBERS + 1 : 0;
   const members = collapsed
     ? [...all.slice(0, MAX_MEMBERS - 2), { name: `${collapsed} more`, collapsed: true, resource: all.at(-2).resource }, all.at(-1)]

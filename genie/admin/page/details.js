@@ -1,7 +1,7 @@
 // The details of what is selected: a request with its blockers and waiters, or a resource with its holders and its queue.
 
 import { html, replaceIfChanged } from "./dom.js";
-import { escapeInvisible, formatCount, formatDuration, modeText, pluralize, requestLabel, splitResource } from "./format.js";
+import { escapeInvisible, formatCount, formatDuration, modeText, overlap, pluralize, requestLabel, splitResource } from "./format.js";
 import { drawHistory } from "./history.js";
 import { nameButton, omittedNote } from "./tables.js";
 
@@ -117,7 +117,7 @@ export class Details {
 
   resourceView(name, resource) {
     const stable =
-      resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal, resource.unitsInUse, resource.unitsLimit, resource.heldBelow].map(withoutVolatileFields);
+      resource && [resource.holders, resource.queue, resource.holdersTotal, resource.queueTotal, resource.unitsInUse, resource.unitsLimit, resource.heldBelow, resource.complete].map(withoutVolatileFields);
     return {
       content: ["resource", name, resource instanceof Error ? resource.message : stable, this.history?.resource, this.history?.at, this.hasHistory],
       make: () => this.makeResource(name, resource),
@@ -133,13 +133,14 @@ export class Details {
       rows.length
         ? html("ol", { class: `list ${kind}` }, ...rows.slice(0, MAX_ROWS).map((row) => this.requestItem(row, name)))
         : html("p", { class: "empty" }, "None.");
+    const more = resource.complete ? "" : " or more";
     return [
       ...head,
       ...makeUnits(resource),
-      html("h3", {}, `Held by ${formatCount(resource.holdersTotal)}`),
+      html("h3", {}, `Held by ${formatCount(resource.holdersTotal)}${more}`),
       list(resource.holders, "holders"),
       omittedNote(Math.min(MAX_ROWS, resource.holders.length), resource.holdersTotal),
-      html("h3", {}, `Queue of ${formatCount(resource.queueTotal)}`),
+      html("h3", {}, `Queue of ${formatCount(resource.queueTotal)}${more}`),
       list(resource.queue, "queue"),
       omittedNote(Math.min(MAX_ROWS, resource.queue.length), resource.queueTotal),
       ...(this.hasHistory ? [html("h3", {}, "History"), ...this.makeHistory(name)] : []),
@@ -158,9 +159,13 @@ export class Details {
   }
 
   requestItem(row, name) {
-    const mode = row.resources.map(splitResource).find((each) => each.name === name)?.mode;
+    const locks = row.resources.map(splitResource);
+    const lock = locks.find((each) => each.name === name) ?? locks.find((each) => overlap(each.name, name));
     const button = nameButton(requestLabel(row), () => this.select({ request: row.id, of: name }));
-    return html("li", { "data-id": row.id }, button, html("span", { class: "quiet" }, mode === undefined ? " " : ` ${mode}, `, elapsedTime(row.since)));
+    const mode = html("span", { class: "quiet" }, lock === undefined ? " " : ` ${lock.mode}`);
+    const other = lock === undefined || lock.name === name ? undefined : this.resourceButton(lock.name);
+    const age = html("span", { class: "quiet" }, lock === undefined ? "" : ", ", elapsedTime(row.since));
+    return html("li", { "data-id": row.id }, button, mode, other && " ", other, age);
   }
 
   requestButton(request) {

@@ -59,6 +59,15 @@ export function splitResource(resource) {
   return { mode: resource.slice(0, colon), name: resource.slice(colon + 1) };
 }
 
+/** Return whether a resource is a subtree: all names below it. */
+export const isSubtree = (name) => name === "**" || name.endsWith("/**");
+
+/** Return whether a subtree contains a name, which may be a subtree itself. */
+export const containsName = (subtree, name) => isSubtree(subtree) && name !== subtree && name.startsWith(subtree.slice(0, -2));
+
+/** Return whether two resources are the same, or one is a subtree that contains the other. */
+export const overlap = (one, other) => one === other || containsName(one, other) || containsName(other, one);
+
 /** Return the transaction of a request, or its id if it has none. */
 export const requestLabel = ({ transactionName, id }) =>
   transactionName === undefined || transactionName === null ? `#${id}` : escapeInvisible(transactionName);

@@ -1,7 +1,7 @@
 // The drawing of the wait-for graph: nodes are buttons, links are arrows from a waiting request to its blocker.
 
 import { ARROW, html, setText, svg, updateChildren } from "./dom.js";
-import { abbreviate, briefDuration, escapeInvisible, formatCount, formatDuration, pluralize, requestLabel, splitResource } from "./format.js";
+import { abbreviate, briefDuration, escapeInvisible, formatCount, formatDuration, pluralize, requestLabel } from "./format.js";
 import { LANE_HEIGHT, layoutGraph, NODE_HEIGHT } from "./layout.js";
 import { simplifyGraph } from "./simplify.js";
 
@@ -11,6 +11,8 @@ const [LATE_MS, VERY_LATE_MS] = [1_000, 10_000]; // waiting times from which on 
 const [TEXT_LEFT, TEXT_RIGHT] = [18, 9]; // px between the sides of a node and its texts
 const WIDEST_TIME = "000 ms"; // its width is reserved, so that the text beside does not change with the time
 const TEXT_GAP = 4; // px between a resource and the time
+const UNITS_BAR = { y: NODE_HEIGHT - 5, height: 2.5, rx: 1.25 };
+const MAX_BRACKET_TEXT = 24; // characters
 
 const LEGEND = [
   ["held", "waits for the holder"],
@@ -26,10 +28,16 @@ export class Graph {
     this.select = select;
     this.links = svg("g");
     this.nodes = svg("g");
-    this.picture = svg("svg", { role: "group", "aria-label": "Wait-for graph" }, this.links, this.nodes);
+    this.brackets = svg("g");
+    this.picture = svg("svg", { role: "group", "aria-label": "Wait-for graph" }, this.brackets, this.links, this.nodes);
+    this.bracketFont = svg("text", { class: "subtree", hidden: "" }); // measured, never shown
+    this.picture.append(this.bracketFont);
     this.empty = html("p", { class: "empty" }, "No requests wait.");
     container.append(this.empty, this.picture);
     for (const [kind, text] of LEGEND) legend.append(html("li", {}, makeLegendLine(kind), text));
+    this.unitsLegend = html("li", {}, makeLegendBar(), "units, and how many may be in use");
+    this.subtreeLegend = html("li", {}, makeLegendBracket(), "names below a subtree");
+    legend.append(this.unitsLegend, this.subtreeLegend);
     new ResizeObserver(() => this.lastArguments && this.show(...this.lastArguments)).observe(container);
   }
 
@@ -37,9 +45,13 @@ export class Graph {
   show(waits, queues, now, selected) {
     this.lastArguments = [waits, queues, now, selected];
     const { groups, omitted } = simplifyGraph(waits, queues);
-    const size = layoutGraph(groups, this.container.clientWidth - 2 * MARGIN - LEFT_MARGIN);
+    const bracketTextWidth = ({ subtree }) => Math.ceil(textWidth(this.bracketFont, abbreviate(subtree, MAX_BRACKET_TEXT)));
+    const size = layoutGraph(groups, this.container.clientWidth - 2 * MARGIN - LEFT_MARGIN, bracketTextWidth);
     const nodes = groups.flatMap((group) => group.nodes);
     const links = groups.flatMap((group) => group.links);
+    const brackets = groups.flatMap((group) => group.brackets);
+    this.unitsLegend.hidden = !nodes.some((node) => unitsOf(node) !== null);
+    this.subtreeLegend.hidden = brackets.length === 0;
     const highlighted = neighbourKeys(links, selected);
     this.empty.hidden = nodes.length > 0;
     this.picture.toggleAttribute("hidden", nodes.length === 0);
@@ -63,7 +75,19 @@ export class Graph {
         path.classList.toggle("near", touches(link, selected));
       },
     );
+    updateChildren(
+      this.brackets,
+      brackets,
+      (bracket) => bracket.key,
+      (bracket) => this.makeBracket(bracket),
+      updateBracket,
+    );
     setText(this.counter, describeCount(waits.queueTotal, omitted));
+  }
+
+  makeBracket({ subtree }) {
+    const text = svg("text", { class: "subtree", click: () => this.select({ resource: subtree }) }, abbreviate(subtree, MAX_BRACKET_TEXT));
+    return svg("g", { class: "bracket", "data-subtree": subtree }, svg("title", {}, escapeInvisible(subtree)), svg("path"), text);
   }
 
   makeNode(node) {
@@ -90,6 +114,8 @@ export class Graph {
       svg("text", { class: "name", x: TEXT_LEFT, y: 17 }),
       svg("text", { class: "resource", x: TEXT_LEFT, y: 33 }),
       svg("text", { class: "time", y: 33 }),
+      svg("rect", { class: "units", x: TEXT_LEFT, ...UNITS_BAR }),
+      svg("rect", { class: "units used", x: TEXT_LEFT, ...UNITS_BAR }),
     );
   }
 }
@@ -102,17 +128,21 @@ function describeCount(total, omitted) {
 
 /** Set texts, position and highlighting of a node. */
 function updateNode(element, node, now, selected, highlighted) {
-  const [title, box, , name, resource, time] = element.children;
+  const [title, box, , name, resource, time, limitBar, unitsBar] = element.children;
   const isCollapsed = node.collapsed !== undefined;
   const age = now - node.since;
-  const resourceName = node.resources[0] ?? splitResource(node.request.resources[0]).name;
+  const units = unitsOf(node);
   const otherResources = (node.request?.resourcesTotal ?? node.resources.length) - 1;
   const textWidthAvailable = node.width - TEXT_LEFT - TEXT_RIGHT;
   const timeWidth = isCollapsed ? 0 : textWidth(time, WIDEST_TIME) + TEXT_GAP;
   box.setAttribute("width", node.width);
   time.setAttribute("x", node.width - TEXT_RIGHT);
   const suffix = otherResources > 0 ? ` +${formatCount(otherResources)}` : "";
-  setText(resource, fitText(resource, resourceName, suffix, textWidthAvailable - timeWidth));
+  const prefix = units === null ? "" : `${node.lock.mode} `;
+  setText(resource, prefix + fitText(resource, node.lock.name, suffix, textWidthAvailable - timeWidth - textWidth(resource, prefix)));
+  for (const bar of [limitBar, unitsBar]) bar.toggleAttribute("hidden", units === null);
+  limitBar.setAttribute("width", textWidthAvailable);
+  unitsBar.setAttribute("width", textWidthAvailable * (units ?? 0));
   const description = isCollapsed ? describeCollapsed(node) : describeRequest(node, age);
   if (isCollapsed) setText(name, collapsedLabel(node));
   else {
@@ -128,6 +158,21 @@ function updateNode(element, node, now, selected, highlighted) {
   element.classList.toggle("near", highlighted.has(node.key));
   element.classList.toggle("late", node.state === "queued" && age >= LATE_MS);
   element.classList.toggle("very-late", node.state === "queued" && age >= VERY_LATE_MS);
+}
+
+/** Return how large a part of the limit the units of a node are; null if it has none. */
+function unitsOf({ lock, collapsed }) {
+  const parts = collapsed === undefined ? /^([0-9]+)\/([0-9]+)$/.exec(lock.mode) : null;
+  return parts === null ? null : Number(parts[1]) / Number(parts[2]);
+}
+
+function updateBracket(element, { x, y, width, height, textX }) {
+  const [, path, text] = element.children;
+  element.setAttribute("transform", `translate(${x + MARGIN + LEFT_MARGIN} ${y + MARGIN})`);
+  path.setAttribute("d", `M0 1H${width}V${height - 1}H0`);
+  text.toggleAttribute("hidden", textX === undefined);
+  text.setAttribute("x", textX ?? 0);
+  text.setAttribute("y", height / 2 + 4);
 }
 
 function describeRequest({ request, state }, age) {
@@ -206,6 +251,17 @@ function curve(x1, y1, x2, y2) {
   const pull = Math.sign(x2 - x1) * Math.max(20, Math.abs(x2 - x1) / 2);
   return `C${x1 + pull} ${y1} ${x2 - pull} ${y2} ${x2} ${y2}`;
 }
+
+const makeLegendBar = () =>
+  svg(
+    "svg",
+    { class: "node held", width: 32, height: 12, "aria-hidden": "true" },
+    svg("rect", { class: "units", x: 1, width: 28, ...UNITS_BAR, y: 5 }),
+    svg("rect", { class: "units used", x: 1, width: 11, ...UNITS_BAR, y: 5 }),
+  );
+
+const makeLegendBracket = () =>
+  svg("svg", { class: "bracket", width: 12, height: 12, "aria-hidden": "true" }, svg("path", { d: "M2 1H8V11H2" }));
 
 function makeLegendLine(kind) {
   const path = svg("path", { class: `link ${kind}`, d: "M1 6H29", "marker-end": kind === "same" ? undefined : ARROW });

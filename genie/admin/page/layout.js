@@ -11,18 +11,21 @@ const GROUP_GAP = 28;
 const ALIGNMENT_ROUNDS = 4;
 const INDENT = 18; // of a stacked node, for each level of the chain of holders that it waits for
 const [MIN_STACKED_WIDTH, MAX_STACKED_WIDTH] = [150, 260];
+const [BRACKET_GAP, BRACKET_WIDTH, BRACKET_TEXT_GAP] = [8, 6, 5]; // px before a bracket, its width, and before its text
 
 /**
- * Lay out groups of nodes in a picture of at most `maxWidth` px: set `x`, `y` and `width` of the nodes, and the waypoints
- * `via` of links. Returns the size of the picture.
+ * Lay out groups of nodes in a picture of at most `maxWidth` px: set `x`, `y` and `width` of the nodes, the waypoints
+ * `via` of links, and the position of the brackets. `bracketTextWidth(bracket)` returns the width of the text of a bracket in
+ * px. Returns the size of the picture.
  */
-export function layoutGraph(groups, maxWidth) {
+export function layoutGraph(groups, maxWidth, bracketTextWidth) {
   const boxes = [];
   for (const group of groups) {
     let size = layoutInColumns(group);
     if (size.width > maxWidth) size = layoutStacked(group, maxWidth);
+    size.width = placeBrackets(group, size.width, maxWidth, bracketTextWidth);
     const position = findFreePosition(boxes, size, maxWidth);
-    for (const item of [...group.nodes, ...group.links.flatMap((link) => link.via)]) {
+    for (const item of [...group.nodes, ...group.links.flatMap((link) => link.via), ...group.brackets]) {
       item.x += position.x;
       item.y += position.y;
     }
@@ -79,6 +82,24 @@ function layoutStacked({ nodes, links }, maxWidth) {
     Object.assign(node, { x, y: row * (NODE_HEIGHT + ROW_GAP), width: Math.min(MAX_STACKED_WIDTH, maxWidth - x), stacked: true });
   }
   return { width: Math.max(...nodes.map((node) => node.x + node.width)), height: nodes.length * (NODE_HEIGHT + ROW_GAP) - ROW_GAP };
+}
+
+/**
+ * Place the brackets of a group to its right, with their texts if there is room for them, and remove those without room.
+ * A bracket extends from the first to the last of its nodes. Returns the width of the group with its brackets.
+ */
+function placeBrackets(group, width, maxWidth, textWidth) {
+  const widthOf = (brackets, hasText) =>
+    brackets.reduce((sum, bracket) => sum + BRACKET_GAP + BRACKET_WIDTH + (hasText ? BRACKET_TEXT_GAP + textWidth(bracket) : 0), width);
+  const hasText = widthOf(group.brackets, true) <= maxWidth;
+  while (widthOf(group.brackets, hasText) > maxWidth && group.brackets.length > 0) group.brackets.pop();
+  for (const [index, bracket] of group.brackets.entries()) {
+    const tops = bracket.members.map((node) => node.y);
+    const [x, y] = [widthOf(group.brackets.slice(0, index), hasText) + BRACKET_GAP, Math.min(...tops)];
+    const textX = hasText ? BRACKET_WIDTH + BRACKET_TEXT_GAP : undefined;
+    Object.assign(bracket, { x, y, width: BRACKET_WIDTH, height: Math.max(...tops) + NODE_HEIGHT - y, textX });
+  }
+  return widthOf(group.brackets, hasText);
 }
 
 /** Sort nodes so that each comes after, and close to, its blockers; of several, the oldest first. */

@@ -42,14 +42,15 @@ export class RequestTable {
   }
 
   makeRow(row) {
-    const { name } = splitResource(row.resources[0]);
+    const { mode, name } = splitResource(row.resources[0]);
+    const units = mode.includes("/") ? html("span", { class: "quiet" }, `${mode} `) : undefined;
     const others = row.resourcesTotal > 1 ? html("span", { class: "quiet" }, ` +${row.resourcesTotal - 1}`) : undefined;
     const waits = row.state === "held" ? undefined : html("span", { class: "quiet" }, " waits");
     const release = html("button", { class: "link release", type: "button", click: () => this.release(row) }, row.state === "held" ? "Force release…" : "End the wait…");
     return html(
       "tr",
       { "data-id": row.id },
-      html("td", {}, nameButton(name, () => this.select({ resource: name })), others),
+      html("td", {}, units, nameButton(name, () => this.select({ resource: name })), others),
       html("td", {}, nameButton(requestLabel(row), () => this.select({ request: row.id, of: name })), waits),
       html("td", { class: "text" }, html("bdi", {}, escapeInvisible(row.note ?? ""))),
       html("td", { class: "number" }, html("time")),

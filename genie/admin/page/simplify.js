@@ -4,16 +4,21 @@
 // same. The kinds of links are `held`, from a waiting request to a holder; `queued`, to a request ahead in the queue; and
 // `same`, from what a transaction holds to what it waits for: it will not release the one before it gets the other. Of
 // the `queued` links only the one to the next request ahead is drawn; the others follow from it.
+//
+// A bracket shows which nodes are for a subtree, or for names below it.
+
+import { containsName, isSubtree, overlap, splitResource } from "./format.js";
 
 export const MAX_NODES = 60;
+const MAX_BRACKETS = 3; // in a group
 const MIN_COLLAPSED = 7; // similar requests from which on they are collapsed
 const NOT_COLLAPSED = 4; // of them that are drawn separately
 
 /**
  * `waits` is the response of /api/waits, `queues` the longest queues of /api/state. Returns `groups`, the connected
- * components of the graph as {nodes, links}, longest waits first, and `omitted`, the number of waiting requests that are
- * not drawn. A node is {key, state, since, resources} with either the `request` or, if it is collapsed, the number
- * `collapsed` of requests; a link is {key, from, to, kind, resources}.
+ * components of the graph as {nodes, links, brackets}, longest waits first, and `omitted`, the number of waiting requests that
+ * are not drawn. A node is {key, state, since, resources, lock} with either the `request` or, if it is collapsed, the number
+ * `collapsed` of requests; a link is {key, from, to, kind, resources}, a bracket {key, subtree, members}.
  */
 export function simplifyGraph(waits, queues) {
   const requests = new Map(waits.nodes.map((node) => [node.id, node]));
@@ -23,6 +28,7 @@ export function simplifyGraph(waits, queues) {
   const groups = limitNodes(connectedComponents(new Set(nodeById.values()), links));
   const waitingNodes = groups.flatMap((group) => group.nodes).filter((node) => node.state === "queued");
   const drawn = waitingNodes.reduce((sum, node) => sum + (node.collapsed ?? 1), 0);
+  for (const group of groups) group.brackets = makeBrackets(group.nodes);
   return { groups, omitted: Math.max(0, waits.queueTotal - drawn) };
 }
 
@@ -38,7 +44,8 @@ function makeNodes(requests, edges, queues) {
   const nodeById = new Map();
   for (const request of oldestFirst(requests.values())) {
     const resources = [...resourcesById.get(request.id)].sort();
-    nodeById.set(request.id, { key: `${request.id}`, state: request.state, since: request.since, request, resources });
+    const lock = blockingLock(request, resources[0]);
+    nodeById.set(request.id, { key: `${request.id}`, state: request.state, since: request.since, request, resources, lock });
     if (blockedHolders.has(request.transactionName) || resources.length === 0) continue;
     const key = JSON.stringify([request.state, ...resources]);
     similar.set(key, [...(similar.get(key) ?? []), request.id]);
@@ -50,10 +57,33 @@ function makeNodes(requests, edges, queues) {
     // The graph may contain only a part of the requests; the length of the queue is known for the longest ones.
     const queue = queues.find((each) => resources.length === 1 && each.resource === resources[0]);
     const queued = state === "queued" && queue !== undefined ? queue.waiting - NOT_COLLAPSED : 0;
-    const node = { key, state, since, resources, collapsed: Math.max(queued, collapsedIds.length) };
+    const lock = { mode: "", name: resources[0] };
+    const node = { key, state, since, resources, lock, collapsed: Math.max(queued, collapsedIds.length) };
     for (const id of collapsedIds) nodeById.set(id, node);
   }
   return nodeById;
+}
+
+/** Return the lock of a request, {mode, name}, that waits because of `resource`, or that others wait for because of it. */
+function blockingLock(request, resource) {
+  const locks = request.resources.map(splitResource);
+  if (resource === undefined) return locks[0];
+  const unlisted = { mode: "", name: resource };
+  return locks.find(({ name }) => name === resource) ?? locks.find(({ name }) => overlap(name, resource)) ?? unlisted;
+}
+
+/** Return a bracket for each subtree that a node is for, if other nodes are for the same or for names below it; the smallest first. */
+function makeBrackets(nodes) {
+  const subtrees = new Set(nodes.map((node) => node.lock.name).filter(isSubtree));
+  const brackets = [...subtrees].map((subtree) => ({
+    key: `${nodes[0].key} ${subtree}`,
+    subtree,
+    members: nodes.filter(({ lock }) => lock.name === subtree || containsName(subtree, lock.name)),
+  }));
+  return brackets
+    .filter(({ members }) => members.length > 1)
+    .sort((a, b) => a.members.length - b.members.length)
+    .slice(0, MAX_BRACKETS);
 }
 
 /** Return the transactions that hold a resource in the graph and wait for another. */

@@ -96,13 +96,16 @@ def test_the_waits_of_a_deadlock_have_units():
     request = sent(session, POOL)
     waits = [
         {"resource": "licences/cad", "waiter": 9, "holder": 4, "units": 2, "of": 10},
-        {"resource": "b", "waiter": 8, "holder": 3},
+        {"resource": "accounts/**", "waiter": 8, "holder": 3},
     ]
     answer = released(9, "deadlock", request.ref, cycle=["t", "u"], waits=waits)
     [(_, _, error)] = session.receive_data(answer, 0.0)
     assert isinstance(error, Deadlock)
     assert [(step.units, step.of) for step in error.waits] == [(2, 10), (None, None)]
-    assert str(error) == "request 9 would deadlock: t would wait for 2/10:licences/cad of u, which waits for b of t"
+    assert (
+        str(error)
+        == "request 9 would deadlock: t would wait for 2/10:licences/cad of u, which waits for accounts/** of t"
+    )
 
 
 def test_the_blockers_of_inspect_have_units():
