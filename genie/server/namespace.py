@@ -97,7 +97,7 @@ class Namespace:
         self._ready = ready
         self._internal_clients: set[InternalClient] = set()
         """The clients inside this process that wait for a reply."""
-        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role)
+        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role, slow_turns)
         self._leadership_lost = asyncio.Event()
         """Set when this server has lost leadership, and cleared when it leads again."""
         self._failure: BaseException | None = None

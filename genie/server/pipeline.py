@@ -44,8 +44,10 @@ MAX_FLUSHED_BYTES = 512 << 10
 class DeferredEvents:
     """Sends watch events a little later, so that a watcher is sent several events in one write."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow_turns: SlowTurns | None) -> None:
+        """`slow_turns` are shared with the other namespaces of the server; None if it has only one."""
         self._loop = asyncio.get_running_loop()
+        self._slow_turns = slow_turns
         self._connections: dict[Outbound, bool] = {}
         """Connections with deferred watch events, and whether each connection is closed after its events are sent."""
 
@@ -69,6 +71,14 @@ class DeferredEvents:
 
     def _flush(self) -> None:
         """Send the deferred watch events of some connections. Schedule the others for the next iteration of the event loop."""
+        if self._slow_turns is None:
+            self._flush_some()
+        else:
+            self._slow_turns.run_slice(self, self._flush_some)
+        if self._connections:
+            self._loop.call_soon(self._flush)
+
+    def _flush_some(self) -> None:
         size = 0
         for connection in [*islice(self._connections, MAX_FLUSHED_WATCHERS)]:
             if size >= MAX_FLUSHED_BYTES:
@@ -78,8 +88,6 @@ class DeferredEvents:
                 connection.finish()
             else:
                 connection.flush_deferred()
-        if self._connections:
-            self._loop.call_soon(self._flush)
 
 
 class Pipeline:
@@ -127,7 +135,8 @@ class Pipeline:
         self._is_expiry_due = False
         """Whether a deadline has passed, so that the next batch ends requests or sessions."""
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
-        self._deferred = DeferredEvents()
+        self._deferred = DeferredEvents(slow_turns)
+        self._slow_turns = slow_turns
         self._only_connection: Peer | None = None
         """The connection that submitted last, if its input was executed immediately. If the next input is also from this
         connection, it is the only active one. None after `stop`."""
@@ -263,8 +272,10 @@ class Pipeline:
             self._batch_at = now = self._clock()
             dispatcher = self._dispatcher
             if self._is_expiry_due:
-                self._is_expiry_due = False
-                dispatcher.expire(now)
+                if self._slow_turns is None:
+                    self._expire()
+                else:  # if there is no time, the timer is set again after the batch
+                    self._slow_turns.run_slice(self, self._expire)
             self._scheduler.run_batch(partial(dispatcher.execute, now), self._execute_slow)
             if self._outcome.durable:
                 self._finish_batch(now)
@@ -275,6 +286,11 @@ class Pipeline:
             return
         if self._light or self._busy or self._slow:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
+
+    def _expire(self) -> None:
+        """End expired requests and sessions, in the batch that runs."""
+        self._is_expiry_due = False
+        self._dispatcher.expire(self._batch_at)
 
     def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
         """Execute a command that may be slow, in the batch that runs."""

@@ -1,15 +1,20 @@
-"""What the namespaces of a server share in an iteration of their event loop: one slow command, and the time of their batches."""
+"""What the namespaces of a server share in an iteration of their event loop: one slow command, and the time of batches and slices."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
+
+SLICES_S = 0.005
+"""Seconds for the slices of all namespaces in one iteration of the event loop: ends of expired requests and sessions, and watch
+events. The last slice may exceed it."""
 
 
 class SlowTurns:
     """Gives the turn of an iteration to the caller that has waited for one for longest, if it asks again.
 
-    A caller without a turn asks again in the next iteration if its slow commands still wait.
+    A caller without a turn asks again in the next iteration if its slow commands, or its slices, still wait.
     """
 
     def __init__(self) -> None:
@@ -26,12 +31,30 @@ class SlowTurns:
         """The callers without a turn in this iteration, with the iteration in which they first asked."""
         self._asked_before: dict[Hashable, int] = {}
         """The same of the last iteration."""
+        self._slices_s = SLICES_S
+        """Seconds that are left for slices in this iteration."""
+        self._late: dict[Hashable, int] = {}
+        """The callers without a slice in this iteration, with the iteration in which they first asked."""
+        self._late_before: dict[Hashable, int] = {}
+        """The same of the last iteration, without the callers that got a slice since."""
 
     def share(self, batch_s: float) -> float:
         """Count a batch. Return its share of `batch_s`, the time of all batches, if as many namespaces run one as before."""
         self._schedule_end()
         self._batches += 1
         return batch_s / max(self._batches, self._batches_before)
+
+    def run_slice(self, caller: Hashable, work: Callable[[], None]) -> None:
+        """Do a slice of work, if there is time in this iteration, and no other caller has waited longer for a slice."""
+        self._schedule_end()
+        since = self._late_before.get(caller, self._iteration)
+        if self._slices_s <= 0 or since > min(self._late_before.values(), default=since):
+            self._late[caller] = since
+            return
+        self._late_before.pop(caller, None)
+        started = time.monotonic()
+        work()
+        self._slices_s -= time.monotonic() - started
 
     def take(self, caller: Hashable) -> bool:
         """Return whether the caller may execute a slow command in this iteration."""
@@ -51,5 +74,7 @@ class SlowTurns:
     def _end_iteration(self) -> None:
         self._batches_before, self._batches = max(self._batches, 1), 0
         self._asked_before, self._asked = self._asked, {}
+        self._late_before, self._late = self._late, {}
+        self._slices_s = SLICES_S
         self._is_taken = self._is_scheduled = False
         self._iteration += 1
