@@ -43,6 +43,11 @@ WHOLE_NAMESPACE: Final = "**"
 """The subtree of all names."""
 
 
+MAX_SUBTREE_LEVELS: Final = 16
+"""Maximum number of slashes in the name of a subtree. Each locked name is compared with the subtrees above it, so there must be
+few: a name has up to 511 slashes."""
+
+
 def is_subtree(name: str) -> bool:
     """Return whether a name means all names below it: `**`, or a name that ends in `/**`."""
     return name.endswith("**") and (name == WHOLE_NAMESPACE or name.endswith("/**"))

@@ -25,7 +25,7 @@ from genie.protocol.resources import (
     merge,
     parse_resource,
     parse_resource_arg,
-    split_by_mode,
+    split_checked,
 )
 from genie.version import VERSION
 
@@ -466,7 +466,7 @@ def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
     """
     if len(resources) == 1:
         return (resources[0],)
-    split_by_mode(resources)
+    split_checked(resources)
     return tuple(merge(resources).values())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from genie.core.model import Owner, Request
-from genie.lock_modes import IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, X
+from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, X
 
 MAX_EXAMPLES = 32
 """Number of locks below a subtree that are kept to describe blockers."""
@@ -21,11 +21,13 @@ def contains(subtree: str, name: str) -> bool:
 
 
 def possible_subtrees(name: str) -> Iterator[str]:
-    """Yield the names of all subtrees that contain `name`, the outermost first."""
+    """Yield the names of all subtrees that contain `name`, the outermost first: at most 1 + `MAX_SUBTREE_LEVELS`."""
     if name != WHOLE_NAMESPACE:
         yield WHOLE_NAMESPACE
     end = name.find("/")
-    while end >= 0:
+    for _ in range(MAX_SUBTREE_LEVELS):
+        if end < 0:
+            return
         subtree = name[: end + 1] + WHOLE_NAMESPACE
         if subtree != name:
             yield subtree

@@ -16,7 +16,7 @@ from genie.errors import Code, RequestRejected
 from genie.lock_modes import is_subtree
 from genie.protocol import codec, diagnostics, limits
 from genie.protocol.limits import DEFAULT_TIMEOUT_MS
-from genie.protocol.resources import check_name, parse_choices, split_by_mode
+from genie.protocol.resources import check_name, parse_choices, split_by_mode, split_checked
 from genie.protocol.wire_types import (
     ByeLine,
     ExtendLine,
@@ -273,7 +273,7 @@ def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Tak
     """
     if payload.resources is None:
         return _build_request(payload)
-    shared, exclusive, units = split_by_mode(payload.resources)
+    shared, exclusive, units = split_checked(payload.resources)
     request = _build_request(payload, (shared, exclusive))
     if type(request) is not Request:
         return request

@@ -42,7 +42,7 @@ from genie.protocol.resources import (
     MAX_RESOURCES,
     check_name,
     parse_choices,
-    split_by_mode,
+    split_checked,
 )
 
 Check = Callable[[Any], str | None]
@@ -124,7 +124,7 @@ def _is_list(value: Any, max_length: int) -> bool:
 _resources_error = _first_of(
     _require(RESOURCES_RULE, lambda value: _is_list(value, MAX_RESOURCES)),
     _require('must contain only strings like "shared:NAME", "exclusive:NAME" or "2/10:NAME"', _are_strings),
-    _error_of(split_by_mode),
+    _error_of(split_checked),
 )
 _any_of_error = _first_of(
     _require(ANY_OF_RULE, lambda value: _is_list(value, MAX_CHOICES) and _are_strings(value)), _error_of(parse_choices)

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from genie.lock_modes import WHOLE_NAMESPACE, QueueMode, S, U, UnitCount, X, is_subtree, lock_text
+from genie.lock_modes import MAX_SUBTREE_LEVELS, WHOLE_NAMESPACE, QueueMode, S, U, UnitCount, X, is_subtree, lock_text
 
 MAX_NAME = 512
 """Maximum characters of the name of a resource or a transaction."""
@@ -26,6 +26,9 @@ _EXCLUSIVE_LENGTH = len(EXCLUSIVE)
 
 MAX_UNITS = 1_000_000
 """Maximum number of units of a resource that may be in use at once."""
+
+MAX_SUBTREES = 16
+"""Maximum number of subtrees in one request. Each one that is not locked yet is compared with all locked names."""
 
 _UNITS = re.compile(r"([0-9]{1,7})/([0-9]{1,7}):")
 _UNIT_COUNT = re.compile(r"([0-9]{1,7})/([0-9]{1,7})")
@@ -99,6 +102,27 @@ def split_by_mode(resources: Sequence[str]) -> Names:
         tuple(name for name, mode in modes.items() if mode == X),
         units or None,
     )
+
+
+def split_checked(resources: Sequence[str]) -> Names:
+    """Do the same as `split_by_mode`, which runs for every request, and check the subtrees: few requests name some.
+
+    Raises ValueError, also if there are too many subtrees, or if one has too many levels.
+    """
+    names = split_by_mode(resources)
+    subtrees = [name for name in (*names[0], *names[1]) if is_subtree(name)]
+    if len(subtrees) > MAX_SUBTREES:
+        raise ValueError(f"a request must name at most {MAX_SUBTREES} subtrees, not {len(subtrees)}")
+    for name in subtrees:
+        _check_levels(name)
+    return names
+
+
+def _check_levels(subtree: str) -> None:
+    if subtree.count("/") > MAX_SUBTREE_LEVELS:
+        raise ValueError(
+            f"a subtree must have at most {MAX_SUBTREE_LEVELS} slashes, not {subtree.count('/')}: {subtree[:64]!r}"
+        )
 
 
 def _add_units(name: str, units: UnitCount, others: UnitCount) -> UnitCount:
@@ -184,11 +208,12 @@ def subtree(name: str, *, shared: bool = False) -> str:
     `accounts` itself is not below `accounts/`.
 
     Raises:
-        ValueError: if the name is invalid, or does not end with `/`.
+        ValueError: if the name is invalid, does not end with `/`, or has more than 16 slashes.
 
     """
     if name and not name.endswith("/"):
         raise ValueError(f"a subtree must end with '/', or be '' for all names, not {name[-64:]!r}")
+    _check_levels(name)
     return (SHARED if shared else EXCLUSIVE) + check_name(name + WHOLE_NAMESPACE, "the name of a resource")
 
 

@@ -13,6 +13,7 @@ from genie.core import Request
 from genie.core.deadlines import Deadlines
 from genie.core.size import NAME_BYTES, REQUEST_BYTES, excess_bytes
 from genie.core.special import possible_subtrees
+from genie.lock_modes import MAX_SUBTREE_LEVELS
 from genie.observability.limited_log import log_limited
 from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
@@ -150,7 +151,7 @@ class WatchEvents:
             steps = 0
             for prefix in watched[start : start + SLICE]:
                 above = [subtree for subtree in possible_subtrees(prefix) if subtree in subtrees]
-                steps += 1 + prefix.count("/")
+                steps += 1 + min(prefix.count("/"), MAX_SUBTREE_LEVELS)
                 for subtree in above:
                     within.setdefault(subtree, []).append(prefix)
             yield steps

@@ -11,6 +11,7 @@ from matching import Bindings, Screen
 from pages import Block, blocks, code, number, prose, table
 from transcript import encode_line, execute, steps
 
+from genie import lock_modes
 from genie.config import Settings
 from genie.core import Reason, Request, manager, view
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
@@ -186,6 +187,8 @@ def test_the_limits_are_the_code_s() -> None:
         "Messages buffered for a watcher": watches.MAX_BUFFERED_EVENTS,
         "Characters in a resource's or transaction's name": resources.MAX_NAME,
         "Greatest number of units of a resource": resources.MAX_UNITS,
+        "Slashes in the name of a subtree": lock_modes.MAX_SUBTREE_LEVELS,
+        "Subtrees in a request": resources.MAX_SUBTREES,
         "Characters in a `ref`": limits.MAX_REF,
         "Characters in a `note`": limits.MAX_NOTE,
         "Characters in a `client`": limits.MAX_CLIENT,

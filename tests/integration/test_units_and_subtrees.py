@@ -61,6 +61,8 @@ async def test_repeated_units_are_added_up_and_invalid_ones_rejected(genie: Geni
         (["1/3:sum", "1/4:sum"], "limits of 3 and 4 units"),
         (["1/3:sum", "shared:sum"], "as units and in another mode"),
         (["1/3:sum/**"], "units of a subtree do not exist"),
+        (["shared:" + "a/" * 17 + "**"], "at most 16 slashes, not 17"),
+        ([f"shared:{number}/**" for number in range(17)], "at most 16 subtrees, not 17"),
         (["units:sum"], "'shared:', 'exclusive:' or units such as '2/10:', not 'units'"),
     ):
         wire.send("request", resources=resources)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, TimedOut, view
+from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, Take, TimedOut, view
 from genie.core.model import details_of
+from genie.lock_modes import X
 from genie.observability.stats import Stats
 from work.opcodes import OpcodeCounter
 
@@ -234,3 +235,15 @@ def test_waiters_for_units_do_not_read_all_earlier_ones() -> None:
     assert instructions(manager, Release(holder.id)) < 5 * MAX_INSTRUCTIONS
     assert finish(manager) < 5 * MAX_INSTRUCTIONS
     assert max(instructions(manager, Expire(), 20) for _ in range(10)) < 10 * MAX_INSTRUCTIONS
+
+
+def test_a_name_with_many_slashes_is_compared_with_few_subtrees() -> None:
+    manager = LockManager()
+    request = Request(("z/**",), ())
+    request.details = details_of(request.shared, ())
+    manager.step(request, 0)
+    names = tuple(f"{'/' * 500}{number}" for number in range(1_000))
+    assert instructions(manager, Request((), names)) < 12 * MAX_INSTRUCTIONS
+    assert instructions(manager, Release(manager.next_id - 1)) < 8 * MAX_INSTRUCTIONS
+    take = Take(Request(), [(name, X) for name in names], [1] * 1_000, 2_000)
+    assert instructions(manager, take) < 12 * MAX_INSTRUCTIONS

@@ -284,8 +284,8 @@ def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> N
 
 
 def test_the_wait_queue_entries_in_the_queues_of_subtrees_are_limited() -> None:
-    """Below 50 subtrees a waiting request has 51 entries, which take 20 times the memory of one."""
-    manager, depth, limit = LockManager(), 50, 1_000
+    """Below 15 subtrees a waiting request has 16 entries, which take several times the memory of one."""
+    manager, depth, limit = LockManager(), 15, 1_000
     held = []
     for number in range(depth):
         request = Request(shared=("a/" * (number + 1) + "**",))
