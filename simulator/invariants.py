@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations, pairwise
 
 from genie.core.deadlines import NEVER
 from genie.core.grant import is_grantable
+from genie.core.lock_table import LockTable
 from genie.core.manager import LockManager
 from genie.core.model import Owner, Request, State
 from genie.core.special import Counted, Subtree, contains
 from genie.core.wait_queue import LockedResource
-from genie.lock_modes import Mode, S
+from genie.lock_modes import Mode, S, is_subtree
 
 
 class Violation(AssertionError):
@@ -154,6 +156,7 @@ def _check_counts_agree(manager: LockManager) -> None:
         raise Violation("the number of queue entries is wrong")
     if table.specials != sum(resource.special is not None for resource in table.resources.values()):
         raise Violation("the number of counted resources and subtrees is wrong")
+    _check_requests_with_details(table)
     for name, resource in _resources(manager):
         if not resource.holders and resource.wait_queue is None:
             raise Violation(f"{name} has neither holders nor waiters")
@@ -168,13 +171,26 @@ def _check_counts_agree(manager: LockManager) -> None:
             raise Violation(f"{owner} has neither locks nor waiting requests")
 
 
+def _check_requests_with_details(table: LockTable) -> None:
+    """Check the number of requests with units or subtrees, and that each void position was reported."""
+    requests = [*table.held.values(), *table.waiting.values()]
+    if table.detailed != sum(bool(request.units) or any(map(is_subtree, request.names())) for request in requests):
+        raise Violation("the number of requests that name units or subtrees is wrong")
+    if table.unmoved:
+        raise Violation("the void position of a waiter was not reported")
+
+
 def _check_special(manager: LockManager, name: str, resource: LockedResource) -> None:
     """Check the units in use of a counted resource, and the numbers of locks below a subtree."""
     special = resource.special
     units = [(holder.owner, holder.units[name][0]) for holder in resource.holders.values() if name in holder.units]
     if isinstance(special, Counted):
-        by_owner = {owner: sum(count for other, count in units if other == owner) for owner, _ in units}
-        if (special.in_use, special.by_owner, special.holders) != (sum(by_owner.values()), by_owner, len(units)):
+        counted: Counter[Owner] = Counter()
+        for holder, count in units:
+            counted[holder] += count
+        of_transactions = {owner: count for owner, count in counted.items() if isinstance(owner, str)}
+        expected = counted.total(), of_transactions, len(units)
+        if (special.in_use, special.by_transaction, special.holders) != expected:
             raise Violation(f"the units of {name} are wrong")
     elif units:
         raise Violation(f"units of {name}, which is not a counted resource")

@@ -228,7 +228,7 @@ def waits_for_own_units(table: LockTable, owner: Owner) -> bool:
             asked[name] = units + other_units, min(limit, other_limit)
     for name, (units, limit) in asked.items():
         special = table.resources[name].special
-        if units + (special.by_owner.get(owner, 0) if isinstance(special, Counted) else 0) > limit:
+        if units + (special.by_transaction.get(owner, 0) if isinstance(special, Counted) else 0) > limit:
             return True
     return False
 

@@ -76,6 +76,28 @@ def only_grantable(table: LockTable, name: str) -> Request | None:
     return first[2] if first is not None and first[2].simple else None
 
 
+def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
+    """Return the first waiter of a counted resource that only has holders of units and waiters for units, if it is `simple`."""
+    resource = table.resources.get(name)
+    if resource is None or not isinstance(resource.special, Counted) or resource.wait_queue is None:
+        return None
+    queue = resource.wait_queue
+    if len(resource.holders) > resource.special.holders:
+        return None
+    first = queue.of_mode(U).first
+    if first is None or not first[2].simple or queue.exclusive or queue.shared:
+        return None
+    return first[2]
+
+
+def units_in_use(resource: LockedResource, limit: int) -> int:
+    """Return the units in use of a resource, or `limit` if it has holders of another mode."""
+    special = resource.special
+    if not isinstance(special, Counted) or len(resource.holders) > special.holders:
+        return limit
+    return special.in_use
+
+
 def _candidates_in_queue(
     table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
@@ -349,8 +371,8 @@ def _excludes(table: LockTable, resource: LockedResource, name: str, owner: Owne
 def _counts_against(resource: LockedResource, special: Counted, own_count: int, owner: Owner, mode: QueueMode) -> bool:
     """Return whether units of another owner exclude a shared lock of `owner`, or shared locks exclude its units."""
     if mode == S:
-        return len(special.by_owner) > (owner in special.by_owner)
-    if special.by_owner:  # then shared locks, if there are any, are of the owner of the units
+        return special.in_use > special.by_transaction.get(owner, 0)
+    if special.in_use:  # then shared locks, if there are any, are of the owner of the units
         return not own_count and len(resource.holders) > special.holders
     return len(resource.holders) > own_count
 

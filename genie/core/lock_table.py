@@ -14,7 +14,7 @@ from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
 from genie.core.special import MAX_EXAMPLES, Counted, Subtree, contains, possible_subtrees, with_intention
 from genie.core.wait_queue import LockedResource, WaitQueue
-from genie.lock_modes import IS, IX, QueueMode, S, U, X
+from genie.lock_modes import IS, IX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
 """Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
@@ -61,6 +61,7 @@ class LockTable:
     """
 
     __slots__ = (
+        "detailed",
         "grants",
         "held",
         "queue_entries",
@@ -78,6 +79,8 @@ class LockTable:
         """The number of grants on the resources in `resources`: one for each pair of a resource and its holder."""
         self.specials = 0
         """The number of counted resources and subtrees in `resources`. While it is 0, all requests take the shorter paths."""
+        self.detailed = 0
+        """The number of held and waiting requests that name units or subtrees."""
         self.queue_entries = 0
         """The number of wait-queue entries of all resources, with intentions: a request may wait below hundreds of subtrees."""
         self.held: dict[int, Request] = {}
@@ -302,6 +305,7 @@ class LockTable:
 
         A new subtree gets the intentions of the requests below it.
         """
+        self.detailed += 1
         for name in request.units:
             resource = self.get_or_create_resource(name)
             if resource.special is None:
@@ -339,6 +343,34 @@ class LockTable:
             if not details.units and not details.subtrees:
                 request.details = None
 
+    def hold_units(self, id: int, request: Request, name: str, units: int) -> None:
+        """Do the same as `open_specials` and `add_held`, except for `held`, for units of one resource without waiters and a
+        request without a transaction, which will get this id.
+        """
+        resource = self.resources.get(name)
+        if resource is None:
+            resource = self.resources[name] = LockedResource()
+            resource.special = Counted()
+            self.specials += 1
+        assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
+        resource.special.add(None, units)
+        resource.holders[id] = request
+        self.grants += 1
+        self.detailed += 1
+
+    def drop_units(self, id: int, name: str, units: int) -> None:
+        """Undo `hold_units`."""
+        resource = self.resources[name]
+        del resource.holders[id]
+        self.grants -= 1
+        self.detailed -= 1
+        if resource.holders:
+            assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
+            resource.special.remove(None, units)
+        else:
+            del self.resources[name]
+            self.specials -= 1
+
     def _add_units(self, request: Request) -> None:
         """Make a request a holder of its units."""
         for name, (units, _) in request.units.items():
@@ -346,7 +378,7 @@ class LockTable:
             resource.holders[request.id] = request
             self.grants += 1
             assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
-            resource.special.add(request.owner, units)
+            resource.special.add(request.transaction, units)
 
     def _remove_units(self, request: Request) -> AffectedQueues:
         """Remove a request from the holders of its units."""
@@ -356,23 +388,35 @@ class LockTable:
             del resource.holders[request.id]
             self.grants -= 1
             assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
-            resource.special.remove(request.owner, units)
+            resource.special.remove(request.transaction, units)
             if resource.wait_queue is not None:
                 affected.append((name, U, None))
             elif not resource.holders:
                 self._remove_resource(name, resource)
         return affected
 
+    def is_below_subtree(self, name: str) -> bool:
+        """Return whether a subtree in the table contains `name`."""
+        subtrees = self.subtrees
+        if WHOLE_NAMESPACE in subtrees:
+            return True
+        end = name.find("/")
+        while end >= 0:
+            if name[: end + 1] + WHOLE_NAMESPACE in subtrees:
+                return True
+            end = name.find("/", end + 1)
+        return False
+
     def subtrees_above(self, name: str) -> list[tuple[str, LockedResource]]:
         """Return the subtrees in the table that contain `name`, each with its resource."""
         subtrees = self.subtrees
-        if not subtrees:  # there are only counted resources
-            return []
         return [(subtree, subtrees[subtree]) for subtree in possible_subtrees(name) if subtree in subtrees]
 
     def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
         """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""
         affected: AffectedQueues = []
+        if not self.subtrees:
+            return affected
         for name, mode in request.modes():
             for subtree, resource in self.subtrees_above(name):
                 assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
@@ -383,6 +427,8 @@ class LockTable:
 
     def _add_intentions(self, request: Request) -> None:
         """Add the subtrees above the names of a waiting request to its queues, before it enters them."""
+        if not self.subtrees:
+            return
         modes: dict[str, QueueMode] = dict(request.modes())
         changed = False
         for name, mode in request.modes():
@@ -448,12 +494,16 @@ class LockTable:
         Return the queues of the waiters below the subtrees, which may be grantable now. Their positions in the queue of a
         subtree are void then. `keep_moved`: they are not, because only the leader knows of all requests that name the subtree.
         """
-        affected: dict[str, None] = {}
-        for name in request.units:
+        details = request.details
+        if details is None or not (details.units or details.subtrees):
+            return []
+        self.detailed -= 1
+        for name in details.units:
             resource = self.resources.get(name)
             if resource is not None and not resource.holders and resource.wait_queue is None:
                 self._remove_resource(name, resource)
-        for subtree in () if request.details is None else request.details.subtrees:
+        affected: dict[str, None] = {}
+        for subtree in details.subtrees:
             resource = self.subtrees.get(subtree)
             if resource is None or resource.holders:
                 continue

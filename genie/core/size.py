@@ -19,8 +19,6 @@ SHORT_REF: Final = 64
 SHORT_NAMES: Final = 8
 """Number of names of a request that are few for certain. A request with more is not retained with its reply."""
 
-DETAILS_BYTES: Final = 512
-"""The details of a request that names units or subtrees, beside its names."""
 SHORT_TEXT_BYTES: Final = 208
 """Bytes of a name or a note that are part of `REQUEST_BYTES` and `NAME_BYTES`."""
 SHORT_REF_BYTES: Final = 640
@@ -67,7 +65,7 @@ def excess_bytes(request: Request) -> int:
     """Return how many bytes the texts of a request take beyond those of a request with short texts."""
     excess = sum(map(text_excess, request.exclusive)) + sum(map(text_excess, request.shared))
     if request.details is not None:
-        excess += DETAILS_BYTES + sum(map(text_excess, request.details.units))
+        excess += sum(map(text_excess, request.details.units))
     for text in (request.transaction, request.context.note):
         if text is not None:
             excess += text_excess(text)
@@ -76,9 +74,15 @@ def excess_bytes(request: Request) -> int:
     return excess
 
 
+def charged_names(request: Request) -> int:
+    """Return the number of names that a request is charged for: its `details`, if it has some, take as much as one more."""
+    return request.name_count() + (request.details is not None)
+
+
 def is_large(request: Request) -> bool:
-    """Return whether a request has many names, or texts that are not short."""
-    return request.name_count() > SHORT_NAMES or excess_bytes(request) > 0
+    """Return whether a request has many names, a subtree, or texts that are not short."""
+    names_subtree = request.details is not None and bool(request.details.subtrees)
+    return names_subtree or charged_names(request) > SHORT_NAMES or excess_bytes(request) > 0
 
 
 def _aligned(size: int) -> int:

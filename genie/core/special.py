@@ -48,29 +48,31 @@ def with_intention(mode: QueueMode | None, below: QueueMode) -> QueueMode:
 class Counted:
     """The units of a counted resource that are held."""
 
-    __slots__ = ("by_owner", "holders", "in_use")
+    __slots__ = ("by_transaction", "holders", "in_use")
 
     def __init__(self) -> None:
         self.holders = 0
         """Number of requests that hold units."""
         self.in_use = 0
         """The units of all holders."""
-        self.by_owner: dict[Owner, int] = {}
-        """The units of each owner that holds some."""
+        self.by_transaction: dict[Owner, int] = {}
+        """The units of each transaction that holds some. A request without a transaction never holds and waits."""
 
-    def add(self, owner: Owner, units: int) -> None:
+    def add(self, transaction: str | None, units: int) -> None:
         """Count the units of a new holder."""
         self.holders += 1
         self.in_use += units
-        self.by_owner[owner] = self.by_owner.get(owner, 0) + units
+        if transaction is not None:
+            self.by_transaction[transaction] = self.by_transaction.get(transaction, 0) + units
 
-    def remove(self, owner: Owner, units: int) -> None:
+    def remove(self, transaction: str | None, units: int) -> None:
         """Count the units of a holder that ends."""
         self.holders -= 1
         self.in_use -= units
-        self.by_owner[owner] -= units
-        if not self.by_owner[owner]:
-            del self.by_owner[owner]
+        if transaction is not None:
+            self.by_transaction[transaction] -= units
+            if not self.by_transaction[transaction]:
+                del self.by_transaction[transaction]
 
 
 class Subtree:

@@ -205,12 +205,13 @@ class Stats:
         if request.state is WAITING:
             if self.tracks_recent_waiters:
                 self.recent_waiters[request.id] = request
-            exclusive, details = request.exclusive, request.details
-            without_units = details is None or not details.units
             # A request for one resource can only be blocked there, or by a subtree that contains it.
-            if len(exclusive) == 1 and not request.shared and without_units:
-                self.contention.entry(exclusive[0]).conflicts += 1
-            elif not exclusive and len(request.shared) == 1 and without_units:
+            if request.details is not None and request.details.units:
+                blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
+                self.contention.record_conflict(blocked)
+            elif len(request.exclusive) == 1 and not request.shared:
+                self.contention.entry(request.exclusive[0]).conflicts += 1
+            elif not request.exclusive and len(request.shared) == 1:
                 self.contention.entry(request.shared[0]).conflicts += 1
             else:  # the resources that blocked the request must be known when the wait ends
                 blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
@@ -273,11 +274,11 @@ class Stats:
         """Add the wait time of a request that no longer waits to the contention of the resources on which it was blocked."""
         if self.tracks_recent_waiters:
             self.recent_waiters.pop(request.id, None)
-        exclusive, details = request.exclusive, request.details
-        without_units = details is None or not details.units
-        if len(exclusive) == 1 and not request.shared and without_units:  # the usual case
-            self.contention.entry(exclusive[0]).waited_ms += waited_ms
-        elif not exclusive and len(request.shared) == 1 and without_units:
+        if request.details is not None and request.details.units:
+            self.contention.record_wait(self._blocked_resources.pop(request.id, ()), waited_ms)
+        elif len(request.exclusive) == 1 and not request.shared:  # the usual case
+            self.contention.entry(request.exclusive[0]).waited_ms += waited_ms
+        elif not request.exclusive and len(request.shared) == 1:
             self.contention.entry(request.shared[0]).waited_ms += waited_ms
         else:
             self.contention.record_wait(self._blocked_resources.pop(request.id, ()), waited_ms)

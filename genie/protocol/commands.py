@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import msgspec
 
 from genie.core import Context, Extend, Release, Request, Take, context_of
-from genie.core.model import details_of
+from genie.core.model import Details, details_of
 from genie.core.size import SHORT_TEXT_BYTES, is_large, text_bytes
 from genie.errors import Code, RequestRejected
-from genie.lock_modes import is_subtree
+from genie.lock_modes import X, is_subtree
 from genie.protocol import codec, diagnostics, limits
 from genie.protocol.limits import DEFAULT_TIMEOUT_MS
-from genie.protocol.resources import check_name, parse_choices, split_by_mode, split_checked
+from genie.protocol.resources import Names, check_name, parse_choices, parse_resource, split_by_mode, split_checked
 from genie.protocol.wire_types import (
     ByeLine,
     ExtendLine,
@@ -120,7 +121,7 @@ class Unwatch:
 
 @dataclass(slots=True)
 class LargeRequest:
-    """A request with many names, or with texts that are not short (`size.is_large`), so that the server must measure it.
+    """A request with many names or subtrees, or with texts that are not short (`size.is_large`): the server must measure it.
 
     The decoder makes it, so that the server need not check each request.
     """
@@ -217,20 +218,21 @@ def _build_command(line: Line) -> WireCommand:
     return command if namespace is None else Namespaced(namespace, command)
 
 
-def _build_request(payload: RequestPayload, long_names: PlainNames | None = None) -> Request | Take:
+def _build_request(payload: RequestPayload, long_names: Names | None = None) -> Request | Take:
     """Return a `Request` if the payload has `resources`. Otherwise return a `Take`, which chooses from `anyOf`.
 
     Raises ValueError for invalid input that decoding cannot detect, such as `resources` together with `anyOf`. Without
     `long_names`, the names of a request that may be long, raises `_NotShort` if a text is not short, or if the request names
-    units or a subtree.
+    a subtree.
     """
     resources = payload.resources
     if resources is None:
         return _build_take(payload)
     if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
         raise ValueError("resources and anyOf are mutually exclusive")
-    cached = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
-    shared, exclusive = cached or (_split_and_cache(resources) if long_names is None else long_names)
+    shared, exclusive, units = (_single_resource_cache.get(resources[0]) if len(resources) == 1 else None) or (
+        _split_and_cache(resources) if long_names is None else long_names
+    )
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
@@ -246,6 +248,8 @@ def _build_request(payload: RequestPayload, long_names: PlainNames | None = None
         payload.ref,
         payload.onDisconnect == "release",
     )
+    if units is not None:
+        request.details = Details(units)
     if payload.note is not None or payload.traceparent is not None:
         request.context = _context(payload)
         if long_names is None and payload.note is not None and not payload.note.isascii():
@@ -267,18 +271,18 @@ def _check_short(text: str) -> None:
 
 
 def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Take:
-    """Return the command of a `request` that may take much memory, or names units or subtrees: then it is a `LargeRequest`.
+    """Return the command of a `request` that may take much memory, or names a subtree: then it is a `LargeRequest`.
 
     Raises ValueError.
     """
     if payload.resources is None:
         return _build_request(payload)
-    shared, exclusive, units = split_checked(payload.resources)
-    request = _build_request(payload, (shared, exclusive))
+    names = split_checked(payload.resources)
+    request = _build_request(payload, names)
     if type(request) is not Request:
         return request
-    request.details = details_of(shared, exclusive, units)
-    return LargeRequest(request) if request.details is not None or is_large(request) else request
+    request.details = details_of(*names)
+    return LargeRequest(request) if is_large(request) else request
 
 
 def _build_take(payload: RequestPayload) -> Take:
@@ -395,34 +399,38 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
 
 MAX_CACHED_RESOURCES = 10_000
 
-PlainNames = tuple[tuple[str, ...], tuple[str, ...]]
-"""The shared and the exclusive names of a request."""
-
-_single_resource_cache: dict[str, PlainNames] = {}
-"""The shared and the exclusive names of requests for one plain resource (measured), since services lock the same names
+_single_resource_cache: dict[str, Names] = {}
+"""The names of requests for one resource that is not a subtree (measured), since services lock the same names
 repeatedly. A cached name is the same string object each time: it is compared by identity, hashed
 once, and stored once for any number of waiters."""
 
 
-def _split_and_cache(resources: list[str]) -> PlainNames:
-    """Return the shared and the exclusive names of a request. If it names one resource, cache the result.
+def _split_and_cache(resources: list[str]) -> Names:
+    """Return the names of a request by mode. If it names one resource, cache the result.
 
-    Raises `_NotShort` if a name is not short, or if the request names units or a subtree.
+    Raises `_NotShort` if a name is not short, or if the request names a subtree.
     """
-    shared, exclusive, units = split_by_mode(resources)
-    if units is not None:
+    if len(resources) != 1:
+        names = split_by_mode(resources)
+        is_ascii = "".join(resources).isascii()
+        for name in chain(names[0], names[1], names[2] or ()):
+            if is_subtree(name):
+                raise _NotShort
+            if not is_ascii:
+                _check_short(name)
+        return names
+    # Among a million names, one resource in 100 is cached: this path is the usual one of a large service.
+    mode, name, units = parse_resource(resources[0])
+    if name[-2:] == "**" and is_subtree(name):
         raise _NotShort
-    is_ascii = "".join(resources).isascii()
-    for name in shared + exclusive:
-        if is_subtree(name):
-            raise _NotShort
-        if not is_ascii:
-            _check_short(name)
-    if len(resources) == 1:
-        if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
-            _single_resource_cache.clear()
-        _single_resource_cache[resources[0]] = shared, exclusive
-    return shared, exclusive
+    if not name.isascii():
+        _check_short(name)
+    plain = ((), (name,), None) if mode == X else ((name,), (), None)
+    names = plain if units is None else ((), (), {name: units})
+    if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
+        _single_resource_cache.clear()
+    _single_resource_cache[resources[0]] = names
+    return names
 
 
 _BUILDERS: dict[type, Any] = {

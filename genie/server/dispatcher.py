@@ -23,7 +23,7 @@ from genie.core import (
     Request,
     State,
 )
-from genie.core.size import SHORT_TEXT_BYTES, excess_bytes, text_bytes, text_excess
+from genie.core.size import SHORT_TEXT_BYTES, charged_names, excess_bytes, text_bytes, text_excess
 from genie.errors import Code, RequestRejected
 from genie.history.records import command_line
 from genie.observability.histogram import BOUNDS_MS
@@ -238,7 +238,10 @@ class Dispatcher:
                     or session.live_requests >= limits.unchecked_requests
                     or manager.next_id >= limits.unchecked_below_id
                 ) and not self._admit_request(
-                    connection, command, len(command.exclusive) + len(command.shared), excess
+                    connection,
+                    command,
+                    len(command.exclusive) + len(command.shared) if command.details is None else charged_names(command),
+                    excess,
                 ):
                     continue
                 command.origin = session
@@ -339,11 +342,9 @@ class Dispatcher:
                 self._take(now, connection, command)
         elif type(command) is LargeRequest:
             self.limits.unchecked_below_id = 0  # so that the request is charged for its texts
-            if command.request.details is not None:
-                is_postponed = not may_be_slow and self._is_scan(command.request.details.subtrees)
-                if not is_postponed:
-                    self._request_special(now, connection, command.request)
-                return is_postponed
+            details = command.request.details
+            if details is not None and not may_be_slow and self._is_scan(details.subtrees):
+                return True
             item = Namespaced(self._namespace, command.request)
             self.execute(now, connection, iter((item,)), excess=excess_bytes(command.request))
         elif type(command) is ReleaseByRef:
@@ -382,19 +383,6 @@ class Dispatcher:
         table = self._table
         locked = len(table.uncontended) + len(table.resources)
         return locked > MANY_NAMES and not all(map(table.subtrees.__contains__, subtrees))
-
-    def _request_special(self, now: float, connection: Peer, request: Request) -> None:
-        """Execute a request that names units or subtrees."""
-        if request.ref is not None and (earlier := connection.session.find(request.ref)) is not None:
-            self._repeat_reply(now, connection, request, earlier)
-        elif self._admit_request(connection, request, request.name_count(), excess_bytes(request)):
-            request.origin = connection.session
-            principal, size = connection.principal, self.size
-            limit = size.max_queue_entries if principal is None else size.queue_limit(principal.name)
-            events = self.manager.request_special(request, now, limit)
-            if type(events[0]) is Granted:
-                events[0] = core.Taken(request)
-            self.notifier.handle_events(events, now, connection, request.ref)
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""

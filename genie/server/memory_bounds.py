@@ -52,7 +52,7 @@ COMMAND_FACTOR: Final = 5
 """How much more memory the shortest commands take than their bytes."""
 PARTIAL_FACTOR: Final = 2
 """How much more memory a line takes than its bytes while it grows."""
-CACHED_RESOURCE_BYTES: Final = 896
+CACHED_RESOURCE_BYTES: Final = 1_024
 """An entry of the cache of decoded resources, which has only short names."""
 PROGRAM_BYTES: Final = 192 * MIB
 """The interpreter, the code, and the batch that is executed and sent."""

@@ -19,6 +19,7 @@ from genie.core.size import (
     RESOURCE_BYTES,
     SHORT_NAMES,
     TRANSACTION_BYTES,
+    charged_names,
     excess_bytes,
     text_bytes,
 )
@@ -88,7 +89,7 @@ class StateSize:
         table, sessions = self._table, self._sessions
         return (
             REQUEST_BYTES * (len(table.held) + len(table.waiting))
-            + NAME_BYTES * (table.locks + table.queue_entries)
+            + NAME_BYTES * (table.locks + table.queue_entries + table.detailed)
             + RESOURCE_BYTES * len(table.resources)
             + TRANSACTION_BYTES * len(table.transactions)
             + FIRST_BLOCKERS_BYTES * len(self.first_blockers)
@@ -141,7 +142,7 @@ class StateSize:
     def charge_again(self, request: Request, excess: int) -> None:
         """Charge a live request whose texts or names have changed, or that was loaded. `excess` are its `excess_bytes`."""
         self.credit_request(request.id, request.context.principal)
-        self.charge_request(request.id, request, request.name_count(), excess)
+        self.charge_request(request.id, request, charged_names(request), excess)
 
     def credit_request(self, id: int, principal: str | None) -> None:
         """Remove the charge of a request that has ended, if it has one."""

@@ -16,7 +16,7 @@ from support.processes.servers import Redis
 TESTS: Final = Path(__file__).parents[1]
 FILE: Final = TESTS / "baselines" / "work.toml"
 
-SHAPES: Final = ("one connection", "64 connections", "64 x 16", "hot key")
+SHAPES: Final = ("one connection", "64 connections", "64 x 16", "hot key", "units", "hot units", "beside a subtree")
 """The shapes of `lockstep.py`, which can only be imported by a process of its own: it replaces the clock."""
 STORES: Final = ("memory", "redis")
 CLIENTS: Final = {"one task": 1, "64 tasks": 64}

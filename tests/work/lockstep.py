@@ -20,7 +20,7 @@ import socket
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,6 +48,10 @@ class Shape:
     """Requests in flight on each connection."""
     hot: bool
     """Whether all requests lock the same key, or each one a key of its own."""
+    lock: str = field(default="exclusive", kw_only=True)
+    """What a request asks for: `exclusive`, or units such as `1/32`."""
+    idle: str = field(default="", kw_only=True)
+    """A lock that another connection holds all the time."""
     warm_up: int
     """Steps before the count begins. After them all caches and tables have their size."""
     steps: int
@@ -61,6 +65,9 @@ SHAPES: Final = {
     "64 connections": Shape(64, 1, hot=False, warm_up=8, steps=16, allocation_steps=2),
     "64 x 16": Shape(64, 16, hot=False, warm_up=3, steps=1, allocation_steps=1),
     "hot key": Shape(64, 1, hot=True, warm_up=128, steps=128, allocation_steps=16),
+    "units": Shape(64, 1, hot=False, lock="1/32", warm_up=8, steps=16, allocation_steps=2),
+    "hot units": Shape(64, 1, hot=True, lock="1/32", warm_up=128, steps=128, allocation_steps=16),
+    "beside a subtree": Shape(64, 1, hot=False, idle="exclusive:orders/**", warm_up=8, steps=16, allocation_steps=2),
 }
 
 
@@ -72,8 +79,8 @@ IDLE, SENT, QUEUED, LOCKED, RELEASING = range(5)
 class Slot:
     """A sequence of cycles on a connection, one at a time."""
 
-    def __init__(self, key: str) -> None:
-        payload = {"resources": [f"exclusive:{key}"]}
+    def __init__(self, resource: str) -> None:
+        payload = {"resources": [resource]}
         self.request = orjson.dumps({"command": "request", "payload": payload}) + b"\n"
         self.state = IDLE
         self.id = 0
@@ -142,7 +149,13 @@ class Clients:
     def __init__(self, shape: Shape, port: int) -> None:
         self.shape = shape
         self.all = [
-            Client(port, [Slot("hot" if shape.hot else f"accounts/{number}/{slot}") for slot in range(shape.depth)])
+            Client(
+                port,
+                [
+                    Slot(f"{shape.lock}:{'hot' if shape.hot else f'accounts/{number}/{slot}'}")
+                    for slot in range(shape.depth)
+                ],
+            )
             for number in range(shape.connections)
         ]
         self.slots = [slot for client in self.all for slot in client.slots]
@@ -397,12 +410,24 @@ async def measure(shape: Shape, redis_port: int, namespace: str, selector: Locks
     clients = Clients(shape, port)
     while len(server.connections) < shape.connections or not server.default_namespace.is_leader:  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
+    idle = await lock(shape.idle, port) if shape.idle else None
     selector.begin(clients)
     await selector.finished.wait()
     clients.close()
+    if idle is not None:
+        idle.close()
     while len(server.connections):  # noqa: ASYNC110 - no event
         await asyncio.sleep(0.001)
     await server.stop()
+
+
+async def lock(resource: str, port: int) -> asyncio.StreamWriter:
+    """Lock a resource on a connection of its own, for longer than a count takes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    payload = {"resources": [resource], "transactionTimeout": 1000 * WAIT_S * 10}
+    writer.write(orjson.dumps({"command": "request", "payload": payload}) + b"\n")
+    assert [orjson.loads(await reader.readline())["command"] for _ in range(2)] == ["queued", "locked"]
+    return writer
 
 
 def main(shape: str, redis_port: int = 0, namespace: str = "genie") -> None:

@@ -19,6 +19,7 @@ from genie.config import Limits
 from genie.core import LockManager, Release, Request, Take
 from genie.observability.stats import Stats
 from genie.protocol.commands import read_hello
+from genie.protocol.resources import parse_choices
 from genie.server.dispatcher import Dispatcher
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import ConnectionState, Peer
@@ -37,6 +38,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "transaction": {"transactionName": "t", "note": "of the request"},
     "large": {"note": "n" * 200, "ref": "r"},
 }
+
+
+RESOURCES = [["exclusive:a", "exclusive:b"], ["shared:a", "shared:b"], ["1/2:a"], ["1/2:a", "exclusive:b"]]
 
 
 class CountingRecorder:
@@ -109,15 +113,15 @@ def dump(value: Any, seen: dict[int, int]) -> Any:  # noqa: PLR0911 - one for ea
 
 
 @pytest.mark.parametrize("payload", list(REQUESTS.values()), ids=list(REQUESTS))
-@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+@pytest.mark.parametrize("resources", RESOURCES, ids=" ".join)
 @pytest.mark.parametrize("waits", [False, True], ids=["held", "waiting"])
-def test_a_release_has_the_effects_of_its_event(payload: dict[str, Any], mode: str, waits: bool) -> None:
+def test_a_release_has_the_effects_of_its_event(payload: dict[str, Any], resources: list[str], waits: bool) -> None:
     for options in OPTIONS:
         fast, slow = World(options), World(options)
         for world in (fast, slow):
             if waits:
                 world.send("request", peer=world.other, resources=["exclusive:a"])
-            world.send("request", resources=[f"{mode}:a", f"{mode}:b"], **payload)
+            world.send("request", resources=resources, **payload)
         assert fast.state() == slow.state(), options
         released = ID + waits
         fast.send("release", 5_000.0, id=released, ref="of the release")
@@ -128,12 +132,12 @@ def test_a_release_has_the_effects_of_its_event(payload: dict[str, Any], mode: s
 
 
 @pytest.mark.parametrize("payload", list(REQUESTS.values()), ids=list(REQUESTS))
-@pytest.mark.parametrize("mode", ["exclusive", "shared"])
-def test_a_grant_has_the_effects_of_its_event(payload: dict[str, Any], mode: str) -> None:
+@pytest.mark.parametrize("resources", RESOURCES, ids=" ".join)
+def test_a_grant_has_the_effects_of_its_event(payload: dict[str, Any], resources: list[str]) -> None:
     """Only a request with `anyOf` has an event for a grant without a wait."""
     for options in OPTIONS:
         fast, slow = World(options), World(options)
-        fast.send("request", 20.0, resources=[f"{mode}:a", f"{mode}:b"], **payload)
+        fast.send("request", 20.0, resources=resources, **payload)
         (granted,) = fast.manager.table.held.values()
         request = Request(
             transaction=granted.transaction,
@@ -141,8 +145,8 @@ def test_a_grant_has_the_effects_of_its_event(payload: dict[str, Any], mode: str
             release_on_disconnect=granted.release_on_disconnect,
             context=granted.context,
         )
-        choices = [("a", mode == "exclusive"), ("b", mode == "exclusive")]
-        slow.dispatcher._take(20.0, slow.client, Take(request, choices, [1, 1], 2))
+        choices, units = parse_choices(resources)
+        slow.dispatcher._take(20.0, slow.client, Take(request, choices, [1] * len(choices), len(choices), units))
         assert is_same_request(request, granted)
         (fast_messages, fast_state), (slow_messages, slow_state) = fast.state(), slow.state()
         to_clients = fast_messages[0], slow_messages[0]
