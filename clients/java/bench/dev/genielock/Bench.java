@@ -7,7 +7,6 @@ import java.net.InetAddress;
 import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -114,7 +113,7 @@ public final class Bench {
         private final InputStream in;
         private final OutputStream out;
         private final StringBuilder output = new StringBuilder();
-        private byte[] buffer = new byte[1 << 16];
+        private final byte[] buffer = new byte[1 << 16];
         private int from;
         private int end;
         private long ref;
@@ -187,7 +186,7 @@ public final class Bench {
                 }
                 searched -= from;
                 flush();
-                buffer = Arrays.copyOf(Arrays.copyOfRange(buffer, from, end), buffer.length);
+                System.arraycopy(buffer, from, buffer, 0, end - from);
                 end -= from;
                 from = 0;
                 end += in.read(buffer, end, buffer.length - end);

@@ -3,6 +3,7 @@ package dev.genielock;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ForkJoinPool;
 
 /** A command without an answer. The mutex of the session protects the fields that are not final. */
 final class Call {
@@ -58,10 +59,15 @@ final class Call {
     void complete(Wire.Message message, Optional<GenieException> failure) {
         answer = message;
         error = failure.orElse(null);
-        done.countDown();
     }
 
-    /** Returns the answer, null if there is none but success, or throws the error. The latch orders this after complete. */
+    /** Wakes the callers of a call that is complete. */
+    void wake() {
+        done.countDown();
+        if (onDone != null) ForkJoinPool.commonPool().execute(onDone);
+    }
+
+    /** Returns the answer, null if there is none but success, or throws the error. */
     Wire.Message result() {
         if (error != null) throw error.copy();
         return answer;

@@ -7,6 +7,7 @@ import java.io.InputStream;
 import java.io.OutputStream;
 import java.net.InetSocketAddress;
 import java.net.Socket;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicReference;
@@ -38,7 +39,8 @@ final class Connection {
     private InputStream in;
     private OutputStream out;
     private byte[] buffer = new byte[READ_BUFFER];
-    private int from;
+    private int from; // of the first line that was not taken
+    private int searched; // for the end of that line
     private int end;
     private volatile boolean hasRead; // since the last step of the keepalive
 
@@ -48,6 +50,7 @@ final class Connection {
     private long silence; // the steps since then without a message
     private ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands for the writer
     private boolean isWriting; // the writer has taken output, and has not written it yet
+    private boolean isWaking; // the reader wakes callers, which add their next commands before the writer begins
 
     Connection(Session session, Config.Address address) {
         this.session = session;
@@ -121,27 +124,42 @@ final class Connection {
         }
     }
 
-    /** Handles the messages of the server until the connection ends. */
+    /** Handles the messages of the server until the connection ends, those of one read together. */
     void read() throws IOException, Json.InvalidException {
-        for (;;) session.receive(this, next());
+        for (;;) {
+            var messages = new ArrayList<Wire.Message>();
+            messages.add(next());
+            try {
+                for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
+            } finally {
+                session.receive(this, messages);
+            }
+        }
     }
 
     /** Returns the next message. */
     private Wire.Message next() throws IOException, Json.InvalidException {
-        int searched = from;
         for (;;) {
-            for (; searched < end; searched++) {
-                if (buffer[searched] == '\n') {
-                    int start = from;
-                    from = searched + 1;
-                    Optional<Wire.Message> message = isBlank(start, searched) ? Optional.empty()
-                            : Wire.Message.decode(buffer, start, searched);
-                    if (message.isPresent()) return message.get();
-                }
-            }
-            searched -= from;
+            Optional<Wire.Message> message = buffered();
+            if (message.isPresent()) return message.get();
             fill();
         }
+    }
+
+    /** Returns the next message that was read completely. */
+    private Optional<Wire.Message> buffered() throws Json.InvalidException {
+        for (; searched < end; searched++) {
+            if (buffer[searched] == '\n') {
+                int start = from;
+                from = searched + 1;
+                var message = isBlank(start, searched) ? Optional.<Wire.Message>empty() : Wire.Message.decode(buffer, start, searched);
+                if (message.isPresent()) {
+                    searched = from;
+                    return message;
+                }
+            }
+        }
+        return Optional.empty();
     }
 
     private boolean isBlank(int start, int stop) { return start == stop || stop - start == 1 && buffer[start] == '\r'; }
@@ -150,6 +168,7 @@ final class Connection {
     private void fill() throws IOException {
         System.arraycopy(buffer, from, buffer, 0, end - from);
         end -= from;
+        searched -= from;
         from = 0;
         if (end == Wire.MAX_MESSAGE) {
             throw new IOException("the server sent a line of more than " + Wire.MAX_MESSAGE + " bytes");
@@ -209,6 +228,12 @@ final class Connection {
         }
     }
 
+    /** Begins or ends the waking of callers by the reader. */
+    void setWaking(boolean isBegin) {
+        isWaking = isBegin;
+        if (!isBegin && output.size() > 0) session.outputChanged.signalAll();
+    }
+
     boolean isFull() { return output.size() > MAX_UNSENT && failure.get() == null; }
 
     /** Sends a line. {@code isOnly}: the server has answered all earlier commands. */
@@ -222,7 +247,7 @@ final class Connection {
             }
             return;
         }
-        if (output.size() == 0) session.outputChanged.signalAll();
+        if (output.size() == 0 && !isWaking) session.outputChanged.signalAll();
         output.writeBytes(line);
     }
 
@@ -244,11 +269,10 @@ final class Connection {
     private byte[] takeOutput() {
         session.mutex.lock();
         try {
-            while (output.size() == 0 && failure.get() == null) session.outputChanged.awaitUninterruptibly();
+            while ((output.size() == 0 || isWaking) && failure.get() == null) session.outputChanged.awaitUninterruptibly();
         } finally {
             session.mutex.unlock();
         }
-        Thread.yield(); // the callers that the reader has just woken add their commands first
         session.mutex.lock();
         try {
             byte[] taken = output.toByteArray();

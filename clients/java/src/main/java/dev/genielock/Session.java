@@ -14,7 +14,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
-import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
@@ -58,6 +57,7 @@ final class Session {
     boolean isEntered; // connect does not wait any more
     int failedRounds; // since the server has executed a command
     private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
+    private List<Call> finished; // the calls whose callers the reader wakes after it has unlocked the mutex; null: at once
     private int unknownLocks; // the unanswered releases of locks that this client has not requested
     private Throwable lastFailure = new IOException("no server has answered");
     private GenieException closed; // why the client is closed; null: it is open
@@ -280,7 +280,11 @@ final class Session {
         if (call != null && calls.remove(call.ref, call)) {
             if (call.isUnknown) unknownLocks--;
             call.complete(answer, failure);
-            if (call.onDone != null) ForkJoinPool.commonPool().execute(call.onDone);
+            if (finished == null) {
+                call.wake();
+            } else {
+                finished.add(call);
+            }
         }
     }
 
@@ -379,45 +383,60 @@ final class Session {
     /** Notes that the server has executed a command that was sent at this time: it keeps the session for its timeout after it. */
     private void renewLease(long sentAt) { leaseFrom = Math.max(leaseFrom, sentAt); }
 
-    /** Handles a message of the server. An exception means that the connection must be closed. */
-    void receive(Connection conn, Wire.Message message) throws IOException {
+    /** Handles messages of the server. An exception means that the connection must be closed. */
+    void receive(Connection conn, List<Wire.Message> messages) throws IOException {
         boolean isNowUp = false;
         mutex.lock();
+        finished = new ArrayList<>();
         try {
-            boolean isUp = connection == conn;
-            Call call = calls.get(message.text("ref"));
-            if (call != null) renewLease(call.sentAt);
-            boolean isUnavailable = message.text("code").equals("unavailable");
-            if (isUp && !isUnavailable) { // the server executes commands
-                failedRounds = 0;
-            }
-            switch (message.command) {
-                case "locked" -> onLocked(conn, call, message);
-                case "released" -> onReleased(call, message);
-                case "error" -> {
-                    var rejection = message.rejection();
-                    boolean isTakenOver = rejection.code().equals(TAKEN_OVER) && message.text("ref").isEmpty();
-                    if (!isUp || isUnavailable && !rejection.leader().isEmpty() || isTakenOver) throw rejection;
-                    onError(conn, call, rejection);
-                }
-                case "event" -> {
-                    var change = message.change();
-                    for (Watch watch : new ArrayList<>(watches)) watch.onEvent(change);
-                }
-                case "pong", "extended", "inspected", "watching", "unwatched", "bye" -> {
-                    isNowUp = !isUp; // the answer to the ping after `hello`
-                    if (isNowUp) {
-                        resume(conn);
-                    } else {
-                        onAnswer(call, message);
-                    }
-                }
-                default -> {} // `queued`, which is not needed, or a message of a newer server
-            }
+            for (var message : messages) isNowUp |= receive(conn, message);
         } finally {
+            List<Call> woken = finished;
+            finished = null;
+            conn.setWaking(!woken.isEmpty());
             mutex.unlock();
+            if (!woken.isEmpty()) wake(conn, woken);
         }
         if (isNowUp) dialer.emitUp(conn.address);
+    }
+
+    private void wake(Connection conn, List<Call> calls) {
+        calls.forEach(Call::wake);
+        mutex.lock();
+        conn.setWaking(false);
+        mutex.unlock();
+    }
+
+    /** Handles a message. Returns whether the handshake of its connection is complete now. */
+    private boolean receive(Connection conn, Wire.Message message) throws IOException {
+        boolean isUp = connection == conn;
+        Call call = calls.get(message.text("ref"));
+        if (call != null) renewLease(call.sentAt);
+        boolean isUnavailable = message.text("code").equals("unavailable");
+        if (isUp && !isUnavailable) failedRounds = 0; // the server executes commands
+        switch (message.command) {
+            case "locked" -> onLocked(conn, call, message);
+            case "released" -> onReleased(call, message);
+            case "error" -> {
+                var rejection = message.rejection();
+                boolean isTakenOver = rejection.code().equals(TAKEN_OVER) && message.text("ref").isEmpty();
+                if (!isUp || isUnavailable && !rejection.leader().isEmpty() || isTakenOver) throw rejection;
+                onError(conn, call, rejection);
+            }
+            case "event" -> {
+                var change = message.change();
+                for (Watch watch : new ArrayList<>(watches)) watch.onEvent(change);
+            }
+            case "pong", "extended", "inspected", "watching", "unwatched", "bye" -> {
+                if (!isUp) { // the answer to the ping after `hello`
+                    resume(conn);
+                    return true;
+                }
+                onAnswer(call, message);
+            }
+            default -> {} // `queued`, which is not needed, or a message of a newer server
+        }
+        return false;
     }
 
     /** Handles the grant of a request, or the report that a lock is held. */
