@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
-from itertools import chain, islice, repeat
+from itertools import chain, compress, islice, repeat
 from operator import attrgetter, itemgetter
 
 from genie.core.context import shown_context
@@ -26,6 +26,9 @@ MAX_INSPECTED_REQUESTS = 20_000
 """Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
 lists. To find the requests of a transaction for one resource, it reads as many of each, and as many holders and waiters of the
 subtrees that contain a resource."""
+MAX_LISTING_READS = 20_000
+"""Maximum number of requests and resources that one `inspect` reads to list the blockers of the rows whose blockers are not
+counted: a request may be blocked by the last of 1,024 names only."""
 MAX_SEARCHED_NAMES = 50_000
 """Maximum number of names, of held and of waiting requests each, that one `inspect` compares with a subtree."""
 MAX_COUNTED_ON_ARRIVAL = 100
@@ -67,7 +70,7 @@ def sample_blockers(
             continue
         total += 1
         if len(listed) < MAX_LISTED_BLOCKERS:
-            listed.append(_to_blocker(table, name, other, held))
+            listed.append(_to_blocker(table, name if held else _waited_name(table, name, other), other, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
     if count and table.subtrees:
@@ -103,17 +106,10 @@ def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Bloc
 
 
 def _held_mode(table: LockTable, name: str, holder: Request) -> Mode:
-    """Return the mode in which `holder` holds `name`.
-
-    A holder may hold thousands of resources, so its names are searched only if `name` is held in
-    both modes.
-    """
+    """Return the mode in which `holder` holds `name`."""
     resource = table.resources.get(name)
-    if resource is None or resource.exclusive_count == len(resource.holders):
-        return Mode.EXCLUSIVE
-    if resource.special is None and not resource.exclusive_count:
-        return Mode.SHARED
-    return holder.mode(name)
+    mode = X if resource is None else resource.holder_mode(name, holder)
+    return Mode.UNITS if mode == U else Mode.EXCLUSIVE if mode == X else Mode.SHARED
 
 
 def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
@@ -148,13 +144,13 @@ def _scan_resource(
 def _scan_special_resource(
     table: LockTable, request: Request, name: str, mode: QueueMode
 ) -> Iterator[tuple[str, Request | None, bool]]:
-    """Do the same as `_scan_resource` for a counted resource or a subtree. A lock below a subtree is yielded by its own name."""
+    """Do the same as `_scan_resource` for a counted resource or a subtree. A held lock below a subtree has its own name."""
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     blocking = list(CONFLICTS[mode])
     if mode == U and not units_fit(resource, request.units[name], name, queue, entry):
         blocking.append(U)
     for holder in resource.holders.values():
-        blocks = holder.owner != request.owner and holder.queue_mode(name) in blocking
+        blocks = holder.owner != request.owner and resource.holder_mode(name, holder) in blocking
         yield name, holder if blocks else None, True
     if isinstance(resource.special, Subtree):
         for held, (below, holder) in resource.special.examples.items():
@@ -162,11 +158,15 @@ def _scan_special_resource(
             yield held, holder if intention in blocking and holder.owner != request.owner else None, True
     for each in blocking:
         for waiter in queue.of_mode(each).between(None, entry):
-            other = waiter[2] if waiter[2].owner != request.owner else None
-            shown = name
-            if other is not None and each in (IS, IX):
-                shown = next((below for below in other.names() if contains(name, below)), name)
-            yield shown, other, False
+            yield name, waiter[2] if waiter[2].owner != request.owner else None, False
+
+
+def _waited_name(table: LockTable, name: str, waiter: Request) -> str:
+    """Return the first name below the subtree `name` for which a request waits that does not wait for the subtree itself."""
+    if name not in table.subtrees or waiter.queue_mode(name) not in (IS, IX):
+        return name
+    names = waiter.names()  # up to 1,024, so there is no Python code for each of them
+    return next(compress(names, map(str.startswith, names, repeat(name[:-2]))), name)
 
 
 def _count_unlisted(table: LockTable, request: Request) -> int:
@@ -241,10 +241,16 @@ def inspect(
 
 
 def _waiting_rows(table: LockTable, requests: Iterable[Request]) -> Iterator[Row]:
-    """Yield the rows of waiting requests, with their blockers. Reads at most `MAX_INSPECTED_REQUESTS` to count them."""
+    """Yield the rows of waiting requests, with their blockers.
+
+    Reads at most `MAX_INSPECTED_REQUESTS` to count them, and `MAX_LISTING_READS` to list the first ones of the other rows. Then
+    rows are omitted.
+    """
     left = MAX_INSPECTED_REQUESTS
     limit = MAX_COUNTED_BLOCKERS + MAX_SCANNED  # what is read includes the resources of a request
     for request in requests:
+        if left <= -MAX_LISTING_READS:
+            break
         listed, total, read = sample_blockers(table, request, limit, count=left > 0)
         left -= read
         yield Row(request, listed, min(total, MAX_COUNTED_BLOCKERS))

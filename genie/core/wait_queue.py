@@ -281,6 +281,17 @@ class LockedResource:
         self.special: Counted | Subtree | None = None
         """What a counted resource and a subtree have beside this; None for a plain name."""
 
+    def holder_mode(self, name: str, holder: Request) -> QueueMode:
+        """Return the mode in which `holder` holds this resource, which is `name`.
+
+        A holder may hold thousands of resources, so its names are searched only if one owner holds this one in several modes.
+        """
+        if holder.details is not None and name in holder.details.units:
+            return U
+        if self.exclusive_count in (0, len(self.holders)):
+            return X if self.exclusive_count else S
+        return holder.queue_mode(name)
+
 
 class WaitQueue:
     """The waiters of one resource, in order.

@@ -10,7 +10,7 @@ from itertools import islice
 
 from genie.core.lock_table import LockTable
 from genie.core.wait_queue import LockedResource
-from genie.lock_modes import S, X
+from genie.lock_modes import X
 from genie.protocol import replies
 from genie.server.sessions import Outbound
 from genie.server.state_size import StateSize
@@ -181,8 +181,5 @@ class WatchRegistry:
 
 def _rows_of(name: str, resource: LockedResource) -> Iterator[bytes]:
     """Yield an encoded row for each holder of a resource, one more than a message may have at most."""
-    # All holders have the same mode, unless one transaction holds the resource in several modes, or it has units.
-    same_mode = resource.special is None and resource.exclusive_count in (0, len(resource.holders))
     for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
-        mode = (X if resource.exclusive_count else S) if same_mode else holder.queue_mode(name)
-        yield replies.watching_row(holder, name, mode)
+        yield replies.watching_row(holder, name, resource.holder_mode(name, holder))

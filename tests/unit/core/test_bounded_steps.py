@@ -247,3 +247,53 @@ def test_a_name_with_many_slashes_is_compared_with_few_subtrees() -> None:
     assert instructions(manager, Release(manager.next_id - 1)) < 8 * MAX_INSTRUCTIONS
     take = Take(Request(), [(name, X) for name in names], [1] * 1_000, 2_000)
     assert instructions(manager, take) < 12 * MAX_INSTRUCTIONS
+
+
+def test_the_names_of_waiters_below_a_subtree_are_not_searched_for_each_of_its_waiters() -> None:
+    """Each of the waiters below names one resource below the subtree after 1,000 others."""
+    manager = LockManager()
+    lock(manager, "a/x")
+    below = [lock(manager, shared=(*(f"z/{number}" for number in range(1_000)), "a/x")) for _ in range(50)]
+    for _ in range(5):
+        subtree = Request((), ("a/**",), queue_timeout_ms=10)
+        subtree.details = details_of((), subtree.exclusive)
+        manager.step(subtree, 0)
+    rows = list[view.Row]()
+    inspection = view.inspect(manager.table, id=subtree.id)
+    assert count(lambda: rows.extend(inspection.queue)) < MAX_INSTRUCTIONS
+    blockers = [
+        [(each.id, each.resource) for each in row.blockers if not each.held] for row in rows if row.request is subtree
+    ]
+    assert blockers == [
+        [*((subtree.id + number, "a/**") for number in range(-4, 0)), *((each.id, "a/x") for each in below[:5])]
+    ]
+    assert rows[-1].blockers_total == 1 + 50 + 4
+    assert instructions(manager, Expire(), 20) < MAX_INSTRUCTIONS
+
+
+def test_the_names_of_holders_of_units_are_not_searched() -> None:
+    manager = LockManager()
+    for number in range(100):
+        request = Request((), tuple(f"{number}/{name}" for name in range(1_000)))
+        request.details = details_of((), request.exclusive, {"a": (1, 100)})
+        manager.step(request, 0)
+    ask(manager, {"a": (1, 100)})
+    rows = list[view.Row]()
+    assert count(lambda: rows.extend(view.inspect(manager.table, resource="a", only="queue").queue)) < MAX_INSTRUCTIONS
+    (row,) = rows
+    assert row.blockers_total == 100
+    assert {blocker.mode for blocker in row.blockers} == {"units"}
+    assert not any(request.details.queue_modes for request in manager.table.held.values() if request.details)
+
+
+def test_an_inspection_reads_few_of_the_names_of_many_waiters() -> None:
+    """Each of the waiters is blocked by its last name only."""
+    manager = LockManager()
+    lock(manager, "a")
+    for _ in range(100):
+        lock(manager, shared=(*(f"z/{number}" for number in range(1_000)), "a"))
+    inspection = view.inspect(manager.table)
+    assert inspection.queue_total == 100
+    rows = list[view.Row]()
+    assert count(lambda: rows.extend(inspection.queue)) < 40 * MAX_INSTRUCTIONS
+    assert [row.blockers_total for row in rows] == [1] * 40

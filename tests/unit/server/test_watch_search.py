@@ -10,6 +10,7 @@ import pytest
 
 from genie.config import Limits
 from genie.core import LockManager, Request
+from genie.core.wait_queue import LockedResource
 from genie.server import watches
 from genie.server.sessions import SessionTable
 from genie.server.state_size import StateSize
@@ -33,7 +34,7 @@ class CountingDict(dict[str, Any]):
 def registry(names: int, resources: int = 0) -> tuple[WatchRegistry, Any]:
     request, manager = Request(exclusive=("a",)), LockManager()
     request.id = 7
-    resource = SimpleNamespace(special=None, exclusive_count=1, holders={7: request})
+    resource = LockedResource(request, 1)
     table: Any = SimpleNamespace(
         subtrees={},
         uncontended=CountingDict.fromkeys(map(str, range(names)), request),
