@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import combinations, pairwise
 
 from genie.core.deadlines import NEVER
@@ -12,7 +13,7 @@ from genie.core.manager import LockManager
 from genie.core.model import Owner, Request, State
 from genie.core.special import Counted, Subtree, contains
 from genie.core.wait_queue import LockedResource
-from genie.lock_modes import Mode, S, is_subtree
+from genie.lock_modes import Mode, QueueMode, S, U, is_subtree
 
 
 class Violation(AssertionError):
@@ -26,7 +27,7 @@ def check(manager: LockManager) -> None:
     _check_no_conflicting_holders(manager)
     _check_no_grantable_waiters(manager)
     _check_queues_in_order(manager)
-    _check_no_cycle(manager)
+    _check_all_owners_finish(manager)
     _check_deadlines_set(manager)
 
 
@@ -48,19 +49,36 @@ def _resources(manager: LockManager) -> list[tuple[str, LockedResource]]:
 
 
 def graph(manager: LockManager) -> dict[Owner, set[Owner]]:
-    """Return the wait-for graph: each waiting owner with the owners that it waits for.
+    """Return the wait-for graph without units: each waiting owner with the owners that it waits for.
 
-    A waiting owner waits for each conflicting holder, and for each conflicting request ahead in the queue.
+    A waiting owner waits for each conflicting holder, and for each conflicting request ahead in the queue. Locks on a subtree and
+    below it meet in the queue of the subtree. All this is derived from the names of the requests.
     """
+    requests = [*manager.table.held.values(), *manager.table.waiting.values()]
+    subtrees = {name for request in requests for name in request.names() if is_subtree(name)}
+    meeting: dict[str, list[tuple[Request, str, QueueMode]]] = {}
+    for request in requests:
+        for name, mode in request.modes():
+            for resource in {name, *(subtree for subtree in subtrees if contains(subtree, name))}:
+                meeting.setdefault(resource, []).append((request, name, mode))
     edges: dict[Owner, set[Owner]] = {}
-    for name, resource in _resources(manager):
-        queue = [] if resource.wait_queue is None else [request for *_, request in resource.wait_queue.entries()]
-        for position, request in enumerate(queue):
-            ahead = [*resource.holders.values(), *queue[:position]]
-            edges.setdefault(request.owner, set()).update(
-                other.owner for other in ahead if conflict(request, other, name)
-            )
+    for resource, locks in meeting.items():
+        for request, name, mode in locks:
+            if request.state is State.WAITING:
+                edges.setdefault(request.owner, set()).update(
+                    other.owner
+                    for other, other_name, other_mode in locks
+                    if resource in (name, other_name)
+                    and other.owner != request.owner
+                    and _is_ahead(other, request, resource)
+                    and {mode, other_mode} not in ({S}, {U})
+                )
     return edges
+
+
+def _is_ahead(other: Request, request: Request, resource: str) -> bool:
+    """Return whether a request holds a resource, or is before another one in its queue."""
+    return other.state is State.HELD or other.entry(resource)[:2] < request.entry(resource)[:2]
 
 
 def _check_no_conflicting_holders(manager: LockManager) -> None:
@@ -86,22 +104,40 @@ def _check_no_grantable_waiters(manager: LockManager) -> None:
             raise Violation(f"{request.id} waits, and is grantable")
 
 
-def _check_no_cycle(manager: LockManager) -> None:
-    """Check that the wait-for graph has no cycle: remove owners that wait for no other, until no owner is left.
+def _check_all_owners_finish(manager: LockManager) -> None:
+    """Check that all owners can finish one after the other: the reduction over held locks and earlier waiters completes.
 
-    With units a cycle may be no deadlock, so then nothing is checked here.
+    Remove owners for whom all that they ask for fits beside what the others hold and ask for earlier, until no owner is left.
     """
-    if manager.table.specials:
-        return
     blockers = graph(manager)
-    while True:
-        unblocked = [owner for owner, others in blockers.items() if not others & blockers.keys()]
-        if not unblocked:
-            break
-        for owner in unblocked:
-            del blockers[owner]
-    if blockers:
-        raise Violation(f"a cycle of waits among {sorted(map(str, blockers))}")
+    left = dict.fromkeys(blockers)
+    while left:
+        finished = [owner for owner in left if not blockers[owner] & left.keys() and _units_fit(manager, owner, left)]
+        if not finished:
+            raise Violation(f"these owners wait for each other: {sorted(map(str, left))}")
+        for owner in finished:
+            del left[owner]
+
+
+def _units_fit(manager: LockManager, owner: Owner, left: Collection[Owner]) -> bool:
+    """Return whether all units fit that an owner holds and asks for, if of the owners that wait only those in `left` do not end.
+
+    Owners that do not wait end, too. The units of earlier waiters count, and so do their limits.
+    """
+    requests = [*manager.table.held.values(), *manager.table.waiting.values()]
+    for request in manager.table.waiting.values():
+        for name, (_, limit) in request.units.items() if request.owner == owner else ():
+            in_use = 0
+            for other in requests:
+                if name not in other.units or other.owner not in left:
+                    continue
+                if other.owner == owner or _is_ahead(other, request, name):
+                    in_use += other.units[name][0]
+                    if other.owner != owner and other.state is State.WAITING:
+                        limit = min(limit, other.units[name][1])  # noqa: PLW2901
+            if in_use > limit:
+                return False
+    return True
 
 
 def _check_queues_in_order(manager: LockManager) -> None:

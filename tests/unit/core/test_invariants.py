@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import pytest
@@ -113,7 +114,42 @@ def test_violations_of_all_kinds_of_locks_are_those_of_the_theory(requests: list
     if not conflicting and not exceeded:
         deadlocked = reduce(entries, in_queue_order=True)[1]
         assert any("in a cycle" in violation for violation in violations) == bool(deadlocked), entries
+        manager = LockManager()
+        for request in requests:
+            manager.adopt(request)
+        assert violates(slow._check_all_owners_finish, manager) == bool(deadlocked), entries
         assert bool(violations) == bool(deadlocked)
+
+
+def cycle_over_subtree() -> list[Request]:
+    return [
+        request_of(1, held=True, exclusive=("a/1",), transaction="t"),
+        request_of(2, held=True, exclusive=("b",), transaction="u"),
+        request_of(3, held=False, exclusive=("b",), transaction="t"),
+        request_of(4, held=False, exclusive=("a/**",), transaction="u"),
+    ]
+
+
+def cycle_over_limit_of_earlier_waiter() -> list[Request]:
+    """The units of the last request fit beside those of the earlier one, but not into its limit."""
+    return [
+        request_of(1, held=True, exclusive=("x",), transaction="t"),
+        request_of(2, held=False, exclusive=("x",), units={"pool": (1, 2)}, transaction="u"),
+        request_of(3, held=False, units={"pool": (2, 3)}, transaction="t"),
+    ]
+
+
+@pytest.mark.parametrize("make", [cycle_over_subtree, cycle_over_limit_of_earlier_waiter])
+def test_cycles_of_all_kinds_of_locks(make: Callable[[], list[Request]]) -> None:
+    """Without any one of the requests there is no cycle."""
+    for without in (None, *range(len(make()))):
+        requests = [request for index, request in enumerate(make()) if index != without]
+        assert bool(reduce(map(to_entry, requests), in_queue_order=True)[1]) == (without is None)
+        manager = LockManager()
+        for request in requests:
+            manager.adopt(request)
+        assert violates(slow._check_all_owners_finish, manager) == (without is None)
+        assert any("in a cycle" in violation for violation in find_violations(requests)) == (without is None)
 
 
 def test_units_may_exceed_the_limit_of_an_earlier_holder() -> None:
@@ -146,7 +182,7 @@ def test_conflicts_and_cycles_are_those_of_the_slow_checks(requests: list[Reques
     conflict = violates(slow._check_no_conflicting_holders, manager)
     assert any("both hold" in violation for violation in violations) == conflict
     if not conflict:
-        cycle = violates(slow._check_no_cycle, manager)
+        cycle = violates(slow._check_all_owners_finish, manager)
         assert any("in a cycle" in violation for violation in violations) == cycle
         assert bool(violations) == cycle
 
