@@ -527,7 +527,7 @@ def is_available(table: LockTable, owner: Owner, name: str, mode: QueueMode, uni
     if resource is not None:
         own_count = table.grant_count(owner, name)
         if own_count and (resource.exclusive_count or (mode == S and resource.special is None)):
-            return True
+            return units is None or units_fit(resource, units, name, resource.wait_queue)
         if _excludes(table, resource, name, owner, mode):
             return False
         queue = resource.wait_queue

@@ -295,3 +295,17 @@ async def test_any_of_takes_units_that_fit_at_once(genie: Genie) -> None:
     assert "must not name a subtree" in (await wire.expect("error"))["message"]
     await wire.release(id_)
     await other.release(full)
+
+
+async def test_any_of_counts_the_units_beside_an_exclusive_lock_of_the_same_transaction(genie: Genie) -> None:
+    wire, other = await Wire.connect(genie.address), await Wire.connect(genie.address)
+    held = [await wire.lock(lock, transactionName="own") for lock in ("exclusive:own", "2/3:own")]
+    wire.send("request", anyOf=["1/2:own"], target=1, transactionName="own")
+    await wire.expect("queued")
+    assert (await wire.expect("released"))["reason"] == "insufficient", "three units would be in use, of at most two"
+    wire.send("request", anyOf=["1/3:own"], target=1, transactionName="own")
+    held.append((await wire.expect("queued"))["id"])
+    await wire.expect("locked")
+    for id_ in held:
+        await wire.release(id_)
+    await other.release(await other.lock("3/3:own"))
