@@ -180,7 +180,9 @@ def _check_tables_agree(manager: LockManager) -> None:
 def _queues(manager: LockManager, request: Request) -> set[str]:
     """Return the resources in whose queues a waiting request must be."""
     names = request.names()
-    return {*names, *(subtree for subtree in manager.table.subtrees if any(contains(subtree, name) for name in names))}
+    open_ = manager.table.subtrees.keys() - manager.table.closing
+    above = {subtree for subtree in open_ if any(contains(subtree, name) for name in names)}
+    return {*names, *above, *(manager.table.closing & set(request.queues()))}
 
 
 def _check_counts_agree(manager: LockManager) -> None:
@@ -231,20 +233,31 @@ def _check_special(manager: LockManager, name: str, resource: LockedResource) ->
     elif units:
         raise Violation(f"units of {name}, which is not a counted resource")
     if isinstance(special, Subtree):
-        below = [
-            (request, mode)
-            for request in manager.table.held.values()
-            for each, mode in request.modes()
-            if contains(name, each)
-        ]
-        modes = [mode for _, mode in below]
-        if (special.shared, special.exclusive) != (modes.count(S), len(modes) - modes.count(S)):
-            raise Violation(f"the numbers of locks below {name} are wrong")
-        for owner in {request.transaction for request, _ in below} | set(special.by_transaction):
-            own = [mode for request, mode in below if request.transaction == owner]
-            counts = (own.count(S), len(own) - own.count(S)) if own else None
-            if owner is not None and special.by_transaction.get(owner) != counts:
-                raise Violation(f"the locks of {owner} below {name} are wrong")
+        _check_subtree(manager, name, special)
+
+
+def _check_subtree(manager: LockManager, name: str, special: Subtree) -> None:
+    """Check the numbers of locks below a subtree, in all and of each transaction."""
+    below = [
+        (request, mode)
+        for request in manager.table.held.values()
+        for each, mode in request.modes()
+        if contains(name, each)
+    ]
+    modes = [mode for _, mode in below]
+    if (special.shared, special.exclusive) != (modes.count(S), len(modes) - modes.count(S)):
+        raise Violation(f"the numbers of locks below {name} are wrong")
+    for owner in {request.transaction for request, _ in below} | set(special.by_transaction):
+        own = [mode for request, mode in below if request.transaction == owner]
+        counts = own.count(S), len(own) - own.count(S)
+        if owner is not None and special.by_transaction.get(owner, counts) != counts:
+            raise Violation(f"the locks of {owner} below {name} are wrong")
+        if owner is not None and manager.table.locks_below(name, special, owner) != counts:
+            raise Violation(f"the locks that {owner} holds below {name} are wrong")
+    requests = [*manager.table.held.values(), *manager.table.waiting.values()]
+    naming = {request.transaction for request in requests if name in request.names()}
+    if not special.by_transaction.keys() <= naming:
+        raise Violation(f"locks below {name} are counted for a transaction that does not name it")
 
 
 def _check_deadlines_set(manager: LockManager) -> None:

@@ -25,9 +25,9 @@ from genie.core.context import shown_context
 from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
-from genie.core.special import Counted, Subtree
+from genie.core.special import Counted, Subtree, range_below
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResource
-from genie.lock_modes import CONFLICTS, IS, IX, SIX, QueueMode, S, U, UnitCount, X
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, UnitCount, X
 
 MAX_SEARCH_STEPS = 3_000
 """Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a cycle,
@@ -35,6 +35,9 @@ which has more steps, repeats the search."""
 
 MAX_READ_GRANTS = 100
 """Maximum number of resources held by a transaction that are all read to find whether others wait for them."""
+
+WAITERS_PER_STEP = 8
+"""Waiting requests of which one step finds whether they hold a lock below a subtree."""
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 """`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for graph."""
@@ -143,11 +146,39 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
             for holder in resource.holders.values():
                 yield holder.owner
         if isinstance(resource.special, Subtree) and mode in (S, X, SIX):
-            yield from resource.special.by_transaction
+            yield from _waiting_owners_below(table, name, resource.special, request.owner)
     for each in CONFLICTS[mode]:
         if each not in all_needed:
             for other in queue.of_mode(each).between(nearest, entry):
                 yield other[2].owner
+
+
+def _waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) -> Iterator[Owner]:
+    """Yield the transactions that hold locks below a subtree, and wait themselves: all others wait for no owner.
+
+    Most of the locks of a few transactions are read, so these may be yielded without a lock below. Yields `owner` itself
+    for requests that lead to no other owner.
+    """
+    if special.shared + special.exclusive == len(special.examples):
+        for _, holder in special.examples.values():
+            yield holder.owner
+        return
+    first, end = range_below(subtree)
+    seen: set[str] = set()
+    for count, request in enumerate(table.waiting.values()):
+        transaction = request.transaction
+        if transaction is not None and transaction not in seen:
+            seen.add(transaction)
+            grants = table.transactions[transaction].grants
+            if (
+                subtree == WHOLE_NAMESPACE
+                or len(grants) > MAX_READ_GRANTS
+                or any(first <= name < end for name in grants)
+            ):
+                yield transaction
+                continue
+        if count % WAITERS_PER_STEP == 0:
+            yield owner
 
 
 def _special_predecessors(

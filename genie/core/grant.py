@@ -151,6 +151,9 @@ def _candidates_in_special_queue(
     resource = table.resources[name]
     queue = resource.wait_queue
     assert queue is not None  # noqa: S101 - what mypy needs to know
+    if name in table.closing:  # `LockTable.close_slice` returns the queues of its waiters
+        left.append((name, mode, None))
+        return [], limit
     runs, blocking = _runs_of_special_queue(resource, queue, name, mode, after)
     found: dict[int, Request] = {}
     for entry in merge(*runs):
@@ -365,7 +368,7 @@ def _excludes(table: LockTable, resource: LockedResource, name: str, owner: Owne
         held = _counts_against(resource, special, own_count, owner, mode)
     else:
         held = mode in (U, IX, SIX) and len(resource.holders) > own_count
-    return held or (isinstance(special, Subtree) and special.has_conflicting(mode, owner))
+    return held or (isinstance(special, Subtree) and table.has_conflicting_below(name, special, mode, owner))
 
 
 def _counts_against(resource: LockedResource, special: Counted, own_count: int, owner: Owner, mode: QueueMode) -> bool:

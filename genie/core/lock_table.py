@@ -5,16 +5,26 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 
 from __future__ import annotations
 
-from collections import Counter
-from itertools import compress, islice, repeat
-from operator import attrgetter
+from collections.abc import Collection, Iterable
+from itertools import islice
+from math import inf
 from typing import Final, cast
 
 from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
-from genie.core.special import MAX_EXAMPLES, Counted, Subtree, contains, possible_subtrees, with_intention
+from genie.core.special import (
+    MAX_CLOSED_WAITERS,
+    MAX_COMPARED_NAMES,
+    MAX_EXAMPLES,
+    MAX_WAITERS_BELOW,
+    Counted,
+    Subtree,
+    possible_subtrees,
+    range_below,
+    with_intention,
+)
 from genie.core.wait_queue import LockedResource, WaitQueue
-from genie.lock_modes import IS, IX, WHOLE_NAMESPACE, QueueMode, S, U, X
+from genie.lock_modes import IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
 """Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
@@ -61,6 +71,7 @@ class LockTable:
     """
 
     __slots__ = (
+        "closing",
         "detailed",
         "grants",
         "held",
@@ -93,6 +104,8 @@ class LockTable:
         """All other resources that are held or waited for, by name."""
         self.subtrees: dict[str, LockedResource] = {}
         """Those of them that are subtrees."""
+        self.closing: set[str] = set()
+        """Subtrees that no request names, and from which `close_slice` removes the waiters below them."""
         self.unmoved: list[Request] = []
         """Waiters below a subtree that ended, whose stored position in its queue is void. The lock manager clears the list."""
         self.transactions: dict[str, Transaction] = {}
@@ -231,7 +244,7 @@ class LockTable:
     def restore(self, request: Request) -> None:
         """Add a loaded request in its stored state: as a holder, or at its stored positions in the wait queues."""
         if request.details is not None:
-            self.open_specials(request)
+            self.open_specials(request, is_bounded=False)
         if request.state is HELD:
             self.add_held(request)
             return
@@ -300,10 +313,11 @@ class LockTable:
 
     # -- Counted resources and subtrees ---------------------------------------------------
 
-    def open_specials(self, request: Request) -> None:
+    def open_specials(self, request: Request, *, max_queue_entries: float = inf, is_bounded: bool = True) -> bool:
         """Add the counted resources and the subtrees that a new request names to the table.
 
-        A new subtree gets the intentions of the requests below it.
+        A new subtree gets the intentions of the requests below it. Return False, before all are added, if the wait queues would
+        have more than `max_queue_entries` entries, or if this takes too long and `is_bounded`.
         """
         self.detailed += 1
         for name in request.units:
@@ -311,9 +325,23 @@ class LockTable:
             if resource.special is None:
                 resource.special = Counted()
                 self.specials += 1
-        for name in () if request.details is None else request.details.subtrees:
-            if name not in self.subtrees:
-                self._open_subtree(name)
+        new = [name for name in request.details.subtrees if self.is_new(name)] if request.details is not None else []
+        if (
+            is_bounded
+            and len(new) > 1
+            and len(new) * (len(self.uncontended) + len(self.resources)) > MAX_COMPARED_NAMES
+        ):
+            return False
+        max_waiters = MAX_WAITERS_BELOW if is_bounded else inf
+        for name in new:
+            max_waiters -= self._open_subtree(name, min(max_waiters, max_queue_entries - self.queue_entries))
+            if max_waiters < 0:
+                return False
+        return True
+
+    def is_new(self, subtree: str) -> bool:
+        """Return whether a request for a subtree must read all locks, because no other request names the subtree."""
+        return subtree not in self.subtrees or subtree in self.closing
 
     def _special_queues(self, request: Request) -> list[tuple[str, QueueMode]]:
         """Prepare a waiting request for its queues, in a table with counted resources or subtrees. Return the queues."""
@@ -440,96 +468,209 @@ class LockTable:
                 request.details = Details()
             request.details.queue_modes = modes
 
-    def _open_subtree(self, subtree: str) -> None:
-        # There may be a million names, so there is no Python code for each of them.
-        prefix = repeat(subtree[:-2])
-        is_below = list(map(str.startswith, self.uncontended, prefix))
-        uncontended = list(compress(self.uncontended.values(), is_below))
-        below = list(compress(self.resources, map(str.startswith, self.resources, prefix)))
-        resource = self.get_or_create_resource(subtree)
-        special = resource.special = Subtree()
-        self.subtrees[subtree] = resource
-        self.specials += 1
-        special.exclusive = len(uncontended)
-        examples = islice(compress(self.uncontended.items(), is_below), MAX_EXAMPLES)
-        special.examples = {name: (X, request) for name, request in examples}
-        counts = Counter(map(attrgetter("transaction"), uncontended))
-        counts.pop(None, None)
-        special.by_transaction = dict(zip(counts, zip(repeat(0), counts.values()), strict=True))
-        waiting: dict[int, Request] = {}
-        for name in below:
-            each = self.resources[name]
-            for request in each.holders.values():
-                special.add(request, name, request.queue_mode(name), 1)
-            if each.wait_queue is not None:
-                # In the queue of a subtree, requests below it are also found in the queues of their names.
-                for *_, request in each.wait_queue:
-                    if each.special is None or name in request.names():
-                        waiting[request.id] = request
-        for id_ in sorted(waiting):
-            self._add_intention(waiting[id_], subtree)
+    def _open_subtree(self, subtree: str, max_waiters: float) -> float:
+        """Add a subtree, and intentions for the locks and the waiting requests below it. Return the number of the latter.
 
-    def _add_intention(self, request: Request, subtree: str) -> None:
-        """Make a request, which waits for names below a new subtree, a waiter of the subtree."""
-        mode: QueueMode | None = None
-        for name, below in request.modes():
-            if contains(subtree, name):
-                mode = with_intention(mode, below)
-        assert mode is not None  # noqa: S101 - it waits below the subtree
+        Does nothing if there are more than `max_waiters`: then the result is infinite.
+        """
+        special, queues = self._read_below(subtree)
+        entries: list[QueueEntry] = []
+        for queue in queues:
+            queue.collect(entries, with_intentions=False)
+        waiting = {entry[2].id: entry[2] for entry in entries}
+        if len(waiting) > max_waiters:
+            return inf
+        if subtree in self.closing:  # its numbers are exact, and some waiters below it have intentions
+            self.closing.remove(subtree)
+        else:
+            resource = self.subtrees[subtree] = self.get_or_create_resource(subtree)
+            resource.special = special
+            self.specials += 1
+        self._add_intentions_of_waiters(subtree, waiting.values())
+        return len(waiting)
+
+    def _read_below(self, subtree: str) -> tuple[Subtree, list[WaitQueue]]:
+        """Return the numbers of locks below a subtree and examples of them, and the wait queues below it."""
+        # There may be a million names, so the code for each of them is short.
+        special, queues = Subtree(), list[WaitQueue]()
+        is_all, (first, end) = subtree == WHOLE_NAMESPACE, range_below(subtree)
+        names: Collection[str] = self.uncontended
+        if not is_all:
+            names = [name for name in names if first <= name < end]
+        special.examples = {name: (X, self.uncontended[name]) for name in islice(names, MAX_EXAMPLES)}
+        holders = exclusive = 0
+        for name, resource in self.resources.items():
+            if (is_all or first <= name < end) and name != subtree:
+                holders += len(resource.holders)
+                exclusive += resource.exclusive_count
+                if resource.wait_queue is not None:
+                    queues.append(resource.wait_queue)
+                if resource.special is not None and isinstance(resource.special, Counted):
+                    exclusive += resource.special.holders
+                if holders and len(special.examples) < MAX_EXAMPLES:
+                    for holder in islice(resource.holders.values(), 1):
+                        special.examples[name] = holder.queue_mode(name), holder
+        special.shared, special.exclusive = holders - exclusive, exclusive + len(names)
+        return special, queues
+
+    def _add_intentions_of_waiters(self, subtree: str, waiting: Iterable[Request]) -> None:
+        """Make requests, which wait for names below a new subtree, waiters of the subtree."""
+        shared: list[Request] = []
+        exclusive: list[Request] = []
+        for request in waiting:
+            modes = self._modifiable_modes(request)
+            if subtree in modes:
+                continue
+            if _has_name_below(request.exclusive, subtree) or _has_name_below(request.units, subtree):
+                modes[subtree] = IX
+                exclusive.append(request)
+            else:
+                modes[subtree] = IS
+                shared.append(request)
+        self.queue_entries += len(exclusive) + len(shared)
+        for requests, mode in ((shared, IS), (exclusive, IX)):
+            if requests:
+                self.wait_queue(subtree).restore_all(subtree, requests, mode)
+
+    def _modifiable_modes(self, request: Request) -> dict[str, QueueMode]:
+        """Return the modes of a request in its queues, to add the queue of a subtree. It is not `simple` any more."""
         if request.details is None:
             request.details = Details()
-        if request.details.queue_modes is None:
-            request.details.queue_modes = dict(request.modes())
+        modes = request.details.queue_modes
+        if modes is None:
+            modes = request.details.queue_modes = dict(request.modes())
         if request.simple:
             request.simple = False
-            for name in request.queues():
+            for name in modes:
                 self.wait_queue(name).non_simple_count += 1
-        request.details.queue_modes[subtree] = mode
-        self.wait_queue(subtree).restore(subtree, request, mode)
-        self.queue_entries += 1
+        return modes
 
     def close_specials(self, request: Request, *, keep_moved: bool = False) -> AffectedQueues:
         """Remove the counted resources and the subtrees of a request that has ended, if no other request names them.
 
-        Return the queues of the waiters below the subtrees, which may be grantable now. Their positions in the queue of a
-        subtree are void then. `keep_moved`: they are not, because only the leader knows of all requests that name the subtree.
+        Return the queues of the waiters below the subtrees, which may be grantable now, and the names of the subtrees below
+        which more waiters are left for `close_slice`. Their positions in the queue of a subtree are void then. `keep_moved`: they
+        are not, because only the leader knows of all requests that name the subtree, and no waiters are left.
         """
         details = request.details
         if details is None or not (details.units or details.subtrees):
             return []
         self.detailed -= 1
+        affected: AffectedQueues = []
         for name in details.units:
             resource = self.resources.get(name)
             if resource is not None and not resource.holders and resource.wait_queue is None:
                 self._remove_resource(name, resource)
-        affected: dict[str, None] = {}
         for subtree in details.subtrees:
             resource = self.subtrees.get(subtree)
-            if resource is None or resource.holders:
+            if resource is None or subtree in self.closing:
                 continue
+            if request.transaction is not None:
+                assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
+                resource.special.by_transaction.pop(request.transaction, None)  # counted again if another request asks
             queue = resource.wait_queue
-            if queue is not None and any(mode not in (IS, IX) for mode in queue.modes()):
+            if resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes())):
                 continue
-            for *_, waiter in [] if queue is None else queue.entries():
-                assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
-                del waiter.details.queue_modes[subtree]
-                self.queue_entries -= 1
-                if waiter.moved is not None and subtree in waiter.moved and not keep_moved:
-                    del waiter.moved[subtree]
-                    waiter.moved = waiter.moved or None
-                    self.unmoved.append(waiter)
-                affected.update(dict.fromkeys(waiter.names()))
-            del self.resources[subtree], self.subtrees[subtree]
-            self.specials -= 1
-        return [(name, X, None) for name in affected]
+            self.closing.add(subtree)
+            if queue is not None and not keep_moved:
+                affected += self._void_positions(subtree, queue)
+            affected += self.close_slice(subtree)
+            while keep_moved and subtree in self.closing:
+                self.close_slice(subtree)
+        return affected
+
+    def _void_positions(self, subtree: str, queue: WaitQueue) -> AffectedQueues:
+        """Remove the waiters from the queue of a subtree whose positions there a rearrangement has changed."""
+        affected: AffectedQueues = []
+        entries: list[QueueEntry] = []
+        queue.collect(entries)
+        for entry in [entry for entry in entries if entry[2].moved is not None]:
+            waiter = entry[2]
+            if waiter.moved is None or subtree not in waiter.moved:
+                continue
+            queue.remove(entry, waiter.queue_mode(subtree))
+            waiter.move(subtree, (-waiter.priority, waiter.id, waiter))  # its original position
+            self.unmoved.append(waiter)
+            affected += self._remove_intention(waiter, subtree)
+        return affected
+
+    def _remove_intention(self, waiter: Request, subtree: str) -> AffectedQueues:
+        """Remove the intention of a waiter that has left the queue of a subtree. Return the queues in which it may be grantable."""
+        assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
+        del waiter.details.queue_modes[subtree]
+        self.queue_entries -= 1
+        return [(name, X, None) for name in waiter.names()]
+
+    def close_slice(self, subtree: str) -> AffectedQueues:
+        """Remove the intentions of some waiters of a subtree that is in `closing`, and the subtree after the last one.
+
+        Return the queues in which these waiters may be grantable now, and the subtree itself if there are more waiters.
+        """
+        affected: AffectedQueues = []
+        resource = self.subtrees[subtree]
+        queue = resource.wait_queue
+        while queue is not None and not queue.is_empty and len(affected) < MAX_CLOSED_WAITERS:
+            for entry in queue.pop_chunk():
+                affected += self._remove_intention(entry[2], subtree)
+        affected = [(name, X, None) for name in dict.fromkeys([name for name, *_ in affected])]
+        if queue is None or queue.is_empty:
+            self._remove_resource(subtree, resource)
+        else:
+            affected.append((subtree, X, None))
+        return affected
+
+    # -- Locks below subtrees -------------------------------------------------------------
+
+    def has_conflicting_below(self, subtree: str, special: Subtree, mode: QueueMode, owner: Owner) -> bool:
+        """Return whether another owner than `owner` holds a lock below a subtree that conflicts with `mode`."""
+        if mode == X:
+            return special.shared + special.exclusive > sum(self.own_below(subtree, special, owner))
+        return mode in (S, SIX) and special.exclusive > self.own_below(subtree, special, owner)[1]
+
+    def own_below(self, subtree: str, special: Subtree, owner: Owner) -> tuple[int, int]:
+        """Return the numbers of shared and exclusive locks that an owner holds below a subtree that it names in a request.
+
+        The first call reads all locks of the owner.
+        """
+        if not isinstance(owner, str):  # a request without a transaction never holds and waits
+            return 0, 0
+        own = special.by_transaction.get(owner)
+        if own is None:
+            own = special.by_transaction[owner] = self.locks_below(subtree, special, owner)
+        return own
+
+    def locks_below(self, subtree: str, special: Subtree, owner: Owner) -> tuple[int, int]:
+        """Return the numbers of shared and exclusive locks that an owner holds below a subtree. Reads all locks of the owner.
+
+        Units count as exclusive locks.
+        """
+        transaction = self.transactions.get(owner) if isinstance(owner, str) else None
+        if transaction is None:
+            return 0, 0
+        is_all, (first, end) = subtree == WHOLE_NAMESPACE, range_below(subtree)
+        grants = transaction.grants
+        names = [name for name in grants if (is_all or first <= name < end) and name != subtree]
+        total = sum(grants.values()) if len(names) == len(grants) else sum([grants[name] for name in names])
+        if not special.shared:
+            return 0, total
+        shared = 0
+        for name in [name for name in names if name not in self.uncontended]:
+            resource = self.resources[name]
+            shared += grants[name] - resource.exclusive_count  # if it is not 0, all holders have the same owner
+            if isinstance(resource.special, Counted) and owner in resource.special.by_transaction:
+                shared -= sum([each.owner == owner and name in each.units for each in resource.holders.values()])
+        return shared, total - shared
 
     def _remove_resource(self, name: str, resource: LockedResource) -> None:
         """Remove a resource that is neither held nor waited for. A subtree stays until `close_specials`."""
         if resource.special is None:
             del self.resources[name]
-        elif name not in self.subtrees:
+        elif name not in self.subtrees or name in self.closing:
             del self.resources[name]
             self.specials -= 1
+            if name in self.closing:
+                self.closing.remove(name)
+                del self.subtrees[name]
 
     def _transaction(self, name: str) -> Transaction:
         """Return the transaction with this name. Create it if needed."""
@@ -556,3 +697,12 @@ class LockTable:
     def _discard_if_empty(self, name: str, transaction: Transaction) -> None:
         if not transaction.held and not transaction.waiting:
             del self.transactions[name]
+
+
+def _has_name_below(names: Iterable[str], subtree: str) -> bool:
+    """Return whether one of these names is below a subtree that is not one of them."""
+    first = subtree[:-2]
+    for name in names:  # noqa: SIM110 - there are many calls, most with one name, and `any` takes four times as long
+        if name.startswith(first):
+            return True
+    return False

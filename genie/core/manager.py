@@ -152,6 +152,8 @@ class LockManager:
                 self.pending_grants[:MAX_CONTINUED_QUEUES],
                 self.pending_grants[MAX_CONTINUED_QUEUES:],
             )
+            for name in [name for name, *_ in affected if name in self.table.closing][:1]:
+                affected += self.table.close_slice(name)
             self._grant_waiters(affected, now, events)
         else:
             self._recover(now, events)
@@ -301,7 +303,10 @@ class LockManager:
         """
         events: list[Event] = []
         if request.details is not None:
-            self.table.open_specials(request)
+            if not self.table.open_specials(request, max_queue_entries=max_queue_entries):
+                self._assign_id(request)
+                self._close_specials(request)
+                return [QueueFull(request, is_opening=True)]
             max_queue_entries -= len(request.units)
         id_ = self.next_id
         self.next_id = id_ + 1

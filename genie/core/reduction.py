@@ -28,6 +28,9 @@ from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
 STEPS_PER_WAITER = 3
 """Steps for which a waiter counts when the owners are read: it takes as long as three edges."""
 
+NAMES_PER_STEP = 32
+"""Locks of an owner that one step compares with a subtree."""
+
 ORDER_STEPS = 16
 """Pairs of requests that are compared in one step, to order the queue of a special resource."""
 
@@ -168,7 +171,7 @@ class Reduction:
     def __init__(self, table: LockTable, victim: Owner, budget: StepBudget) -> None:
         self._table, self._victim, self._budget = table, victim, budget
         self._component, reachable = strongly_connected_component(table, victim, budget)
-        self._owners = {owner: index for index, owner in enumerate(reachable) if table.waiting_of(owner)}
+        self._owners = {owner: min(waiting) for owner in reachable if (waiting := table.waiting_of(owner))}
         self._rooms: dict[str, _Room] = {}
         self._rooms_of: dict[Owner, list[str]] = {owner: [] for owner in self._owners}
         self._first: dict[Owner, tuple[float, int]] = {}
@@ -198,9 +201,11 @@ class Reduction:
                     mode = holder.queue_mode(name)
                     self._add_holder(room, holder.owner, mode, holder.units[name][0] if mode == U else 0)
             if isinstance(resource.special, Subtree):
-                self._budget.spend(len(resource.special.by_transaction))
-                for owner, (shared, exclusive) in resource.special.by_transaction.items():
-                    if owner in self._owners:
+                for owner in self._owners:
+                    transaction = self._table.transactions.get(owner) if isinstance(owner, str) else None
+                    if transaction is not None and transaction.grants:
+                        self._budget.spend(1 + len(transaction.grants) // NAMES_PER_STEP)
+                        shared, exclusive = self._table.locks_below(name, resource.special, owner)
                         if shared:
                             self._add_holder(room, owner, IS)
                         if exclusive:

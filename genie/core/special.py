@@ -9,15 +9,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from genie.core.model import Owner, Request
-from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, X
+from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S
 
 MAX_EXAMPLES = 32
 """Number of locks below a subtree that are kept to describe blockers."""
+
+MAX_WAITERS_BELOW = 50_000
+"""Maximum number of requests that wait below new subtrees, those of one request. It bounds the duration of a step."""
+
+MAX_COMPARED_NAMES = 2_000_000
+"""Maximum number of locked names that are compared with new subtrees of one request, if it names several: their product."""
+
+MAX_CLOSED_WAITERS = 1_000
+"""Number of waiters whose intentions one step removes from the queue of a subtree that is no longer locked or waited for."""
 
 
 def contains(subtree: str, name: str) -> bool:
     """Return whether `name` is below `subtree`."""
     return name.startswith(subtree[:-2]) and name != subtree
+
+
+def range_below(subtree: str) -> tuple[str, str]:
+    """Return the least text that begins as the names below a subtree do, and the least greater text that does not.
+
+    Comparing names with both takes half of the time of `str.startswith`. The subtree of all names has no such range.
+    """
+    return subtree[:-2], subtree[:-3] + "0"  # 0 follows / in Unicode
 
 
 def possible_subtrees(name: str) -> Iterator[str]:
@@ -86,7 +103,7 @@ class Subtree:
         self.exclusive = 0
         """Number of exclusive locks and of locks of units that are held below the subtree: `IX`."""
         self.by_transaction: dict[str, tuple[int, int]] = {}
-        """Of both, those of each transaction that has some. A request without a transaction never holds and waits."""
+        """Of both, those of each transaction that names the subtree in a request, once `LockTable.own_below` has counted them."""
         self.examples: dict[str, tuple[QueueMode, Request]] = {}
         """A few of these locks by name, each with its mode and a holder, to describe blockers: at most `MAX_EXAMPLES`."""
 
@@ -101,17 +118,6 @@ class Subtree:
         shared, exclusive = (count, 0) if mode == S else (0, count)
         self.shared += shared
         self.exclusive += exclusive
-        if transaction is not None:
-            own_shared, own_exclusive = self.by_transaction.get(transaction, (0, 0))
-            own = own_shared + shared, own_exclusive + exclusive
-            if own == (0, 0):
-                del self.by_transaction[transaction]
-            else:
-                self.by_transaction[transaction] = own
-
-    def has_conflicting(self, mode: QueueMode, owner: Owner) -> bool:
-        """Return whether another owner than `owner` holds a lock below the subtree that conflicts with `mode`."""
-        own_shared, own_exclusive = self.by_transaction.get(owner, (0, 0)) if isinstance(owner, str) else (0, 0)
-        if mode == X:
-            return self.shared > own_shared or self.exclusive > own_exclusive
-        return mode in (S, SIX) and self.exclusive > own_exclusive
+        if transaction is not None and transaction in self.by_transaction:
+            own_shared, own_exclusive = self.by_transaction[transaction]
+            self.by_transaction[transaction] = own_shared + shared, own_exclusive + exclusive

@@ -174,8 +174,8 @@ def _count_unlisted(table: LockTable, request: Request) -> int:
     count = 0
     for name, mode in request.queue_modes():
         special = table.resources[name].special
-        if isinstance(special, Subtree) and special.has_conflicting(mode, request.owner):
-            shared, exclusive = special.by_transaction.get(request.transaction or "", (0, 0))
+        if isinstance(special, Subtree) and table.has_conflicting_below(name, special, mode, request.owner):
+            shared, exclusive = table.own_below(name, special, request.owner)
             blocking = [IX] if mode in (S, SIX) else [IS, IX]
             total = special.exclusive - exclusive + (special.shared - shared if IS in blocking else 0)
             listed = [

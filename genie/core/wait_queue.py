@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from sys import maxsize
 from typing import ClassVar, Final
 
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree
-from genie.lock_modes import CONFLICTS, QueueMode, S, U, UnitCount, X
+from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
 
 MIN_UNIFORM_CHUNK = 16
 """Entries of a chunk above which its owner is kept. A shorter chunk is read again, which costs as much as the bookkeeping."""
@@ -131,6 +131,22 @@ class SortedQueue:
             del chunk[self.max_chunk // 2 :]
             if self._uniform_owners is not None:
                 self._uniform_owners.insert(index + 1, None)
+
+    def add_all(self, entries: Iterable[QueueEntry]) -> None:
+        """Insert many entries, in any order."""
+        merged = sorted(chain(self, entries))
+        self._chunks = [merged[start : start + self.max_chunk] for start in range(0, len(merged), self.max_chunk)]
+        self._uniform_owners = None
+
+    def collect(self, found: list[QueueEntry]) -> None:
+        """Add all entries to `found`. This is faster than an iteration."""
+        for chunk in self._chunks:
+            found += chunk
+
+    def pop_chunk(self) -> list[QueueEntry]:
+        """Remove and return the first entries, at most `max_chunk`. There must be some."""
+        self._uniform_owners = None
+        return self._chunks.pop(0)
 
     def remove(self, entry: QueueEntry) -> None:
         """Remove an entry, which must be present."""
@@ -344,11 +360,14 @@ class WaitQueue:
     def add(self, entry: QueueEntry, mode: QueueMode) -> None:
         """Insert an entry at its sorted position."""
         if mode > X:
-            if not self.others:
-                self.others = {}
-            if mode not in self.others:
-                self.others[mode] = UnitQueue() if mode == U else SortedQueue()
+            self._create_queue(mode)
         self.of_mode(mode).add(entry)
+
+    def _create_queue(self, mode: QueueMode) -> None:
+        if not self.others:
+            self.others = {}
+        if mode not in self.others:
+            self.others[mode] = UnitQueue() if mode == U else SortedQueue()
 
     def remove(self, entry: QueueEntry, mode: QueueMode) -> None:
         """Remove an entry, which must be present."""
@@ -356,6 +375,22 @@ class WaitQueue:
         queue.remove(entry)
         if mode > X and not queue:
             del self.others[mode]
+
+    def collect(self, found: list[QueueEntry], *, with_intentions: bool = True) -> None:
+        """Add all entries to `found`, in any order, or only those of requests that name this resource."""
+        self.shared.collect(found)
+        self.exclusive.collect(found)
+        for mode, queue in self.others.items():
+            if with_intentions or mode not in (IS, IX):
+                queue.collect(found)
+
+    def pop_chunk(self) -> list[QueueEntry]:
+        """Remove and return the first entries of one mode in the queue of a subtree. There must be some."""
+        mode, queue = next(iter(self.others.items()))
+        entries = queue.pop_chunk()
+        if not queue:
+            del self.others[mode]
+        return entries
 
     @property
     def is_empty(self) -> bool:
@@ -481,10 +516,26 @@ class WaitQueue:
         self.non_simple_count += not request.simple
         self._insert_entry(name, request, mode)
 
+    def restore_all(self, name: str, requests: Iterable[Request], mode: QueueMode) -> None:
+        """Do the same for many requests that are not simple, which wait below the subtree `name`."""
+        self._create_queue(mode)
+        entries = [request.entry(name) for request in requests]
+        self.of_mode(mode).add_all(entries)
+        self.non_simple_count += len(entries)
+        for entry in entries:
+            if entry[2].moved is not None:
+                self._note_inversion(entry)
+
     def _insert_entry(self, name: str, request: Request, mode: QueueMode) -> None:
         """Insert a request at the position that its entry specifies."""
         entry = request.entry(name)
         self.add(entry, mode)
+        if -entry[0] != request.priority:
+            self._note_inversion(entry)
+
+    def _note_inversion(self, entry: QueueEntry) -> None:
+        """Add the request of an entry to `inverted` if it is at the position of another priority."""
+        request = entry[2]
         if -entry[0] != request.priority:
             if self.inverted is None:
                 self.inverted = {}

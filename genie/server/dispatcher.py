@@ -382,7 +382,7 @@ class Dispatcher:
         """Return whether a request for these subtrees reads many locks: a subtree that is not in the table is compared with all locks."""
         table = self._table
         locked = len(table.uncontended) + len(table.resources)
-        return locked > MANY_NAMES and not all(map(table.subtrees.__contains__, subtrees))
+        return locked > MANY_NAMES and any(map(table.is_new, subtrees))
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""

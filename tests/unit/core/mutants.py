@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(
         "intentions are kept after the subtree",
         "core/lock_table.py",
-        "                del waiter.details.queue_modes[subtree]\n",
+        "        del waiter.details.queue_modes[subtree]\n",
         "",
     ),
     Mutant(
@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant(
         "a follower drops the positions in the queue of a subtree",
         "core/lock_table.py",
-        "in waiter.moved and not keep_moved:",
-        "in waiter.moved:",
+        "            if queue is not None and not keep_moved:",
+        "            if queue is not None:",
     ),
 ]
 

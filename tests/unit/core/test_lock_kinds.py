@@ -183,6 +183,10 @@ class Leader:
     def step(self) -> None:
         execute(self.manager, self.next_command())
 
+    def step_alone(self) -> None:
+        """Execute a command, and leave grants that are pending."""
+        self.manager.step(self.next_command(), 0.0)
+
 
 def execute(manager: LockManager, command: Command) -> list[tuple[str, int]]:
     """Return the sorted types and ids of the events of a command, and of the grants that it leaves for later.

@@ -1,0 +1,200 @@
+"""A request for a subtree reads many locks in little work, and what it makes others wait for is bounded.
+
+Instructions are counted, never time.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from genie.core import Continue, Locked, LockManager, QueueFull, Release, Request, lock_table, wait_queue
+from genie.core.model import HELD, details_of
+from simulator.invariants import check
+from unit.core.lock_theory import reduce
+from unit.core.test_lock_kinds import Leader, theory_of
+from work.core_scenarios import InstructionCounter
+
+NAMES = 2_000
+
+
+def request_for(*exclusive: str, shared: tuple[str, ...] = (), transaction: str | None = None) -> Request:
+    request = Request(shared, exclusive, transaction=transaction, queue_timeout_ms=1e12, transaction_timeout_ms=1e12)
+    request.details = details_of(shared, exclusive)
+    return request
+
+
+def step(
+    manager: LockManager, *exclusive: str, shared: tuple[str, ...] = (), transaction: str | None = None
+) -> Request:
+    request = request_for(*exclusive, shared=shared, transaction=transaction)
+    manager.step(request, 0)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("shared", "transactions", "most"), [(False, False, 16), (False, True, 16), (True, False, 60)], ids=str
+)
+def test_a_subtree_over_many_locks_takes_few_instructions_for_each(shared: bool, transactions: bool, most: int) -> None:
+    """A million names take 0.1 s so. There is no work for the transactions that hold them."""
+
+    def instructions(names: int) -> int:
+        counter = InstructionCounter()
+        for number in range(names):
+            request = Request(transaction=f"T{number}" if transactions else None)
+            request.shared, request.exclusive = ((f"a/{number}",), ()) if shared else ((), (f"a/{number}",))
+            counter.manager.step(request, 0)
+        counter.count(request_for("a/**", transaction="T1"))
+        check(counter.manager)
+        return counter.instructions
+
+    assert (instructions(NAMES) - instructions(100)) / (NAMES - 100) <= most
+
+
+def test_the_subtree_of_all_names_takes_no_instructions_for_exclusive_locks() -> None:
+    counter = InstructionCounter()
+    for number in range(NAMES):
+        step(counter.manager, str(number))
+    counter.count(request_for("**"))
+    assert counter.instructions < NAMES
+
+
+def test_the_locks_of_a_transaction_are_counted_only_once() -> None:
+    """A transaction that waits for a subtree is checked after each release below it."""
+
+    def instructions(names: int) -> int:
+        counter = InstructionCounter()
+        others = [step(counter.manager, f"a/{number}") for number in range(20)]
+        step(counter.manager, *(f"a/own/{number}" for number in range(names)), transaction="T")
+        subtree = step(counter.manager, "a/**", transaction="T")
+        for other in others:
+            check(counter.manager)
+            counter.count(Release(other.id))
+        assert subtree.state is HELD
+        counter.manager.step(Release(subtree.id), 0)
+        check(counter.manager)
+        return counter.instructions
+
+    assert instructions(200) == instructions(10)
+
+
+def test_a_request_for_a_subtree_with_too_many_waiters_below_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_WAITERS_BELOW", 10)
+    manager = LockManager()
+    for number in range(12):
+        step(manager, f"a/{number % 2}")
+    assert len(manager.table.waiting) == 10
+    step(manager, "b/1")
+    rejected = request_for("a/**", "b/**")
+    before = step(manager, "a/0", "a/1")
+    assert manager.step(rejected, 0) == [QueueFull(rejected, is_opening=True)]
+    assert (manager.table.specials, manager.table.subtrees, manager.table.queue_entries) == (0, {}, 12)
+    check(manager)
+    manager.step(Release(before.id), 0)
+    accepted = step(manager, "a/**", "b/**")
+    assert accepted.id in manager.table.waiting
+    check(manager)
+    for _ in range(12):  # those that arrive later are not limited
+        step(manager, "a/0")
+    check(manager)
+
+
+def test_the_waiters_below_a_new_subtree_count_as_entries_of_the_wait_queues() -> None:
+    manager = LockManager()
+    for _ in range(5):
+        step(manager, "a/1")
+    rejected, limit = request_for("a/**"), 7
+    assert manager.request(rejected, 0, limit) == [QueueFull(rejected, is_opening=True)]
+    assert manager.table.queue_entries == 4
+    check(manager)
+    manager.request(request_for("a/**"), 0, 9)
+    assert manager.table.queue_entries == 9
+    check(manager)
+
+
+def test_a_request_for_many_subtrees_over_many_names_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_COMPARED_NAMES", 100)
+    manager = LockManager()
+    for number in range(40):
+        step(manager, f"a/{number}")
+    rejected = request_for("b/**", "c/**", "d/**")
+    assert manager.step(rejected, 0) == [QueueFull(rejected, is_opening=True)]
+    assert manager.table.specials == 0
+    assert step(manager, "b/**", "c/**").state is HELD
+    assert step(manager, "d/**").state is HELD
+    check(manager)
+
+
+# -- The end of a subtree lock --------------------------------------------------------------
+
+
+def test_the_waiters_below_a_released_subtree_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
+    counter = InstructionCounter()
+    manager = counter.manager
+    subtree = step(manager, "a/**")
+    waiting = [step(manager, f"a/{number}") for number in range(200)]
+    events, most, steps = counter.count(Release(subtree.id)), counter.instructions, 1
+    while manager.pending_grants:
+        counter.instructions = 0
+        events += counter.count(Continue())
+        most, steps = max(most, counter.instructions), steps + 1
+    assert {event.request for event in events if isinstance(event, Locked)} == set(waiting)
+    assert steps == 10
+    assert most < 20 * 2_000
+    assert manager.table.specials == 0
+    check(manager)
+
+
+def test_a_subtree_is_requested_again_while_the_waiters_below_it_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
+    manager = LockManager()
+    subtree = step(manager, "a/**")
+    held = step(manager, "b/1")
+    for number in range(100):
+        step(manager, "b/1", f"a/{number}")
+    manager.step(Release(subtree.id), 0)
+    manager.step(Continue(), 0)
+    assert manager.table.closing == {"a/**"}
+    check(manager)
+    again = step(manager, "a/**")
+    assert not manager.table.closing
+    check(manager)
+    while manager.pending_grants:
+        manager.step(Continue(), 0)
+    assert again.id in manager.table.waiting
+    manager.step(Release(held.id), 0)
+    manager.step(Release(again.id), 0)
+    while manager.pending_grants:
+        manager.step(Continue(), 0)
+    check(manager)
+    assert manager.table.specials == 0
+
+
+def test_whatever_happens_while_subtrees_are_closed_the_state_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 1)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 2)
+    closing = 0
+    for seed in range(30):
+        random = Random(seed)  # noqa: S311
+        leader = Leader(random, LockManager())
+        manager = leader.manager
+        for _ in range(100):
+            leader.step_alone()
+            check(manager)
+            closing += bool(manager.table.closing)
+            if manager.pending_grants and random.random() < 0.3:
+                manager.step(Continue(), 0)
+                check(manager)
+        while manager.pending_grants:
+            manager.step(Continue(), 0)
+        check(manager)
+        assert not manager.table.closing
+        assert not reduce(theory_of(manager).requests, in_queue_order=True)[1]
+        requests = (*manager.table.held.values(), *manager.table.waiting.values())
+        named = {name for request in requests for name in request.names()}
+        assert set(manager.table.subtrees) == {name for name in named if name.endswith("**")}
+    assert closing > 20
