@@ -24,7 +24,7 @@ from genie.core.special import (
     with_intention,
 )
 from genie.core.wait_queue import LockedResource, WaitQueue
-from genie.lock_modes import IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
+from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
 """Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
@@ -428,11 +428,11 @@ class LockTable:
         subtrees = self.subtrees
         if WHOLE_NAMESPACE in subtrees:
             return True
-        end = name.find("/")
-        while end >= 0:
+        end, levels = name.find("/"), 0
+        while end >= 0 and levels < MAX_SUBTREE_LEVELS:
             if name[: end + 1] + WHOLE_NAMESPACE in subtrees:
                 return True
-            end = name.find("/", end + 1)
+            end, levels = name.find("/", end + 1), levels + 1
         return False
 
     def subtrees_above(self, name: str) -> list[tuple[str, LockedResource]]:
