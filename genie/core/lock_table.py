@@ -244,7 +244,11 @@ class LockTable:
     def restore(self, request: Request) -> None:
         """Add a loaded request in its stored state: as a holder, or at its stored positions in the wait queues."""
         if request.details is not None:
-            self.open_specials(request, is_bounded=False)
+            request.details.queue_modes = None  # those of another table, if the same process has loaded the state again
+            if request.details.units or request.details.subtrees:
+                self.open_specials(request, is_bounded=False)
+            else:
+                request.details = None
         if request.state is HELD:
             self.add_held(request)
             return
@@ -320,12 +324,16 @@ class LockTable:
         have more than `max_queue_entries` entries, or if this takes too long and `is_bounded`.
         """
         self.detailed += 1
-        for name in request.units:
+        details = request.details
+        assert details is not None  # noqa: S101 - what mypy needs to know
+        for name in details.units:
             resource = self.get_or_create_resource(name)
             if resource.special is None:
                 resource.special = Counted()
                 self.specials += 1
-        new = [name for name in request.details.subtrees if self.is_new(name)] if request.details is not None else []
+        if not details.subtrees:
+            return True
+        new = [name for name in details.subtrees if self.is_new(name)]
         if (
             is_bounded
             and len(new) > 1

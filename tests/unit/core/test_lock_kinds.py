@@ -322,3 +322,18 @@ def test_the_wait_queue_entries_in_the_queues_of_subtrees_are_limited() -> None:
         manager.release(id_, 0.0)
         check(manager)
     assert (table.queue_entries, table.specials, table.locks) == (0, 0, 0)
+
+
+def test_requests_of_this_process_are_loaded_again_without_the_intentions_that_they_had() -> None:
+    """A leader that has lost its lease and takes over again loads request objects that it has itself."""
+    checked = Checked()
+    checked.request(Entry(1, 1, (Lock("a/**", "exclusive"),)))
+    checked.request(Entry(2, 2, (Lock("a/1", "exclusive"),)))
+    checked.request(Entry(3, 3, (Lock("a/1", "exclusive"), Lock("pool", "units", 1, 2))))
+    table, loaded = checked.manager.table, LockManager(4, 2)
+    for request in (*table.waiting.values(), table.held[1]):
+        loaded.adopt(request)
+        assert loaded.table.queue_entries == sum(len([*each.queues()]) for each in loaded.table.waiting.values())
+        assert loaded.table.detailed == (request.id != 2) + (request.id == 1)
+    assert queues(loaded) == queues(checked.manager)
+    check(loaded)
