@@ -45,9 +45,12 @@ public final class Faults {
             String url = "redis://" + servers.get(0).address() + "/0";
             var proxies = new ArrayList<Proxy>();
             for (int i = 0; i < 2; i++) {
-                var server = Servers.genie(Map.of("GENIE_REDIS_URL", url, "GENIE_LEASE", "1", "GENIE_LOG_LEVEL", "info")).start();
-                servers.add(server);
-                proxies.add(new Proxy(server.port));
+                var proxy = new Proxy();
+                // Followers name the proxy of the leader, so that all connections of the clerks lead through the proxies.
+                var server = Servers.genie(Map.of("GENIE_REDIS_URL", url, "GENIE_LEASE", "1", "GENIE_ADVERTISE", proxy.address()));
+                proxy.forwardTo(server.port);
+                proxies.add(proxy);
+                servers.add(server.start());
             }
             isRight = run(seconds, servers, proxies);
         } finally {
@@ -206,7 +209,7 @@ public final class Faults {
         private static final int MAX_SILENCE_MS = 20_000; // for how long the client's side of a half-open connection stays open
 
         private final ServerSocket listener;
-        private final int port;
+        private int port;
         private final Set<Link> links = ConcurrentHashMap.newKeySet();
 
         private final class Link {
@@ -239,9 +242,12 @@ public final class Faults {
             }
         }
 
-        Proxy(int port) throws IOException {
-            this.port = port;
+        Proxy() throws IOException {
             listener = new ServerSocket(0, 50, InetAddress.getLoopbackAddress());
+        }
+
+        void forwardTo(int serverPort) {
+            port = serverPort;
             start(this::accept);
         }
 

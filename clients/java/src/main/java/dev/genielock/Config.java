@@ -50,8 +50,8 @@ final class Config {
         public String toString() { return (host.indexOf(':') < 0 ? host : "[" + host + "]") + ":" + port; }
     }
 
-    Config(GenieClient.Builder builder, Map<String, String> environment, Clock clock) {
-        this.environment = environment;
+    Config(GenieClient.Builder builder, Clock clock) {
+        environment = builder.environment;
         this.clock = clock;
         logger = builder.logger.orElseGet(() -> System.getLogger("dev.genielock"));
         namespace = builder.namespace.orElse(environment.getOrDefault("GENIE_NAMESPACE", ""));

@@ -55,11 +55,8 @@ final class Connection {
     Connection(Session session, Config.Address address) {
         this.session = session;
         this.address = address;
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             setTimer(MAX_ATTEMPT);
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -115,12 +112,9 @@ final class Connection {
         } catch (IOException e) {
             cause.addSuppressed(e); // the socket is closed nevertheless
         }
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             timer.cancel();
             session.outputChanged.signalAll();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -192,8 +186,7 @@ final class Connection {
      * gives up a server that does not answer them.
      */
     private void onTimer() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (failure.get() != null) return;
             if (session.connection != this) {
                 close(new IOException("no answer to hello"));
@@ -223,8 +216,6 @@ final class Connection {
                 }
             }
             setTimer(next);
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -260,28 +251,22 @@ final class Connection {
             } catch (IOException e) {
                 close(e);
             }
-            session.mutex.lock();
-            isWriting = false;
-            session.mutex.unlock();
+            try (var held = session.mutex.hold()) {
+                isWriting = false;
+            }
         }
     }
 
     private byte[] takeOutput() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             while ((output.size() == 0 || isWaking) && failure.get() == null) session.outputChanged.awaitUninterruptibly();
-        } finally {
-            session.mutex.unlock();
         }
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             byte[] taken = output.toByteArray();
             output.reset();
             isWriting = true;
             session.outputTaken.signalAll();
             return taken;
-        } finally {
-            session.mutex.unlock();
         }
     }
 }

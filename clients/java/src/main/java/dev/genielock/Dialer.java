@@ -70,9 +70,9 @@ final class Dialer {
         } catch (InterruptedException e) {
             // by stop
         } finally {
-            session.mutex.lock();
-            session.shut(end);
-            session.mutex.unlock();
+            try (var held = session.mutex.hold()) {
+                session.shut(end);
+            }
         }
     }
 
@@ -86,14 +86,11 @@ final class Dialer {
                 if (end.isPresent()) return end.get();
             } else if (round.isRejected && round.rejected != null) {
                 if (!session.isEntered) return round.rejected;
-                session.mutex.lock(); // this may be temporary, for example while tokens are exchanged
-                session.abandonRequests(round.rejected);
-                session.mutex.unlock();
+                try (var held = session.mutex.hold()) { // this may be temporary, for example while tokens are exchanged
+                    session.abandonRequests(round.rejected);
+                }
             }
-            session.mutex.lock();
-            int failed = session.failedRounds++;
-            session.mutex.unlock();
-            TimeUnit.NANOSECONDS.sleep(Session.backoff(failed));
+            TimeUnit.NANOSECONDS.sleep(Session.backoff(session.nextRound()));
         }
         return new ClientClosedException();
     }
@@ -266,9 +263,9 @@ final class Dialer {
         /** Notes why an attempt has failed. A follower names the leader, which is tried next. */
         private void fail(Config.Address address, Throwable cause) {
             session.config.logger.log(Level.DEBUG, "connection to {0} failed: {1}", address, cause);
-            session.mutex.lock();
-            session.noteFailure(address, cause);
-            session.mutex.unlock();
+            try (var held = session.mutex.hold()) {
+                session.noteFailure(address, cause);
+            }
             if (cause instanceof RejectedException rejection && rejection.isFinal()) {
                 rejected = rejection;
             } else {

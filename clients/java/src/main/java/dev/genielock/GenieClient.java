@@ -62,6 +62,7 @@ public final class GenieClient implements AutoCloseable {
         LockOptions defaults = LockOptions.of();
         Optional<System.Logger> logger = Optional.empty();
         Consumer<ConnectionEvent> onEvent = event -> {};
+        Map<String, String> environment = System.getenv(); // of the tests: another one
 
         private Builder() {}
 
@@ -207,7 +208,7 @@ public final class GenieClient implements AutoCloseable {
         GenieClient connect(Clock clock) throws InterruptedException {
             Session session;
             try {
-                session = new Session(new Config(this, System.getenv(), clock));
+                session = new Session(new Config(this, clock));
             } catch (RuntimeException e) {
                 clock.close();
                 throw e;
@@ -643,13 +644,10 @@ public final class GenieClient implements AutoCloseable {
      * @throws InterruptedException if the thread is interrupted: the locks are released nevertheless
      */
     public void shutdown(Duration limit) throws InterruptedException {
-        session.mutex.lock();
         List<Lock> all;
-        try {
+        try (var held = session.mutex.hold()) {
             session.stopCalls();
             all = new ArrayList<>(session.locks.values());
-        } finally {
-            session.mutex.unlock();
         }
         try {
             long end = System.nanoTime() + Wire.nanos(Wire.ms(limit));
@@ -666,15 +664,12 @@ public final class GenieClient implements AutoCloseable {
 
     private void releaseAll(List<Lock> all) {
         var releases = new ArrayList<Call>();
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             for (Lock lock : all) {
                 lock.sendRelease();
                 lock.end(lock.lostByClose(session.closedException()));
                 Optional.ofNullable(lock.release).ifPresent(releases::add);
             }
-        } finally {
-            session.mutex.unlock();
         }
         long end = System.nanoTime() + session.config.responseTimeout;
         for (Call release : releases) session.awaitQuietly(release, end - System.nanoTime());

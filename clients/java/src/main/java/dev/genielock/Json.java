@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.regex.Pattern;
 
 /**
  * The part of JSON that the protocol needs. Values are {@code Map}, {@code List}, {@code String}, {@code Long},
@@ -21,6 +22,7 @@ final class Json {
     private static final int MAX_NUMBER = 400;
 
     private static final int MAX_LONG_DIGITS = 18;
+    private static final Pattern NUMBER = Pattern.compile("-?(0|[1-9]\\d*)(\\.\\d+)?([eE][+-]?\\d+)?");
 
     private final byte[] text;
     private final int end;
@@ -60,22 +62,15 @@ final class Json {
 
     private Object value(int depth) throws InvalidException {
         skipSpace();
-        switch (peek()) {
-            case '{':
-                return object(depth);
-            case '[':
-                return list(depth);
-            case '"':
-                return string();
-            case 't':
-                return literal("true", Boolean.TRUE);
-            case 'f':
-                return literal("false", Boolean.FALSE);
-            case 'n':
-                return literal("null", null);
-            default:
-                return number();
-        }
+        return switch (peek()) {
+            case '{' -> object(depth);
+            case '[' -> list(depth);
+            case '"' -> string();
+            case 't' -> literal("true", Boolean.TRUE);
+            case 'f' -> literal("false", Boolean.FALSE);
+            case 'n' -> literal("null", null);
+            default -> number();
+        };
     }
 
     private Object literal(String word, Object value) throws InvalidException {
@@ -132,46 +127,23 @@ final class Json {
 
     private Object number() throws InvalidException {
         int start = at;
-        int integer = skipInteger();
+        boolean isNegative = peek() == '-';
+        at += isNegative ? 1 : 0;
+        long value = 0;
+        for (int c = peek(); c >= '0' && c <= '9'; c = peek()) {
+            value = value * 10 + c - '0'; // what overflows is decoded again
+            at++;
+        }
+        int digits = at - start - (isNegative ? 1 : 0);
+        boolean isCanonical = digits > 0 && (digits == 1 || text[at - digits] != '0');
         boolean isInteger = peek() != '.' && peek() != 'e' && peek() != 'E';
-        if (peek() == '.') {
-            at++;
-            skipDigits();
-        }
-        if (peek() == 'e' || peek() == 'E') {
-            at++;
-            if (peek() == '+' || peek() == '-') at++;
-            skipDigits();
-        }
-        if (at - start > MAX_NUMBER) throw invalid("a shorter number");
-        if (isInteger && integer <= MAX_LONG_DIGITS) {
-            long value = 0;
-            for (int i = text[start] == '-' ? start + 1 : start; i < at; i++) value = value * 10 + text[i] - '0';
-            return text[start] == '-' ? -value : value;
-        }
-        String digits = new String(text, start, at - start, StandardCharsets.ISO_8859_1);
-        if (isInteger) {
-            var value = new BigInteger(digits);
-            return value.bitLength() < Long.SIZE ? (Object) value.longValue() : value;
-        }
-        return Double.valueOf(digits);
-    }
-
-    /** Skips the integer part of a number, and returns the number of its digits. */
-    private int skipInteger() throws InvalidException {
-        if (peek() == '-') at++;
-        if (peek() == '0') {
-            at++;
-            return 1;
-        }
-        return skipDigits();
-    }
-
-    private int skipDigits() throws InvalidException {
-        int start = at;
-        while (peek() >= '0' && peek() <= '9') at++;
-        if (at == start) throw invalid("a value");
-        return at - start;
+        if (isCanonical && isInteger && digits <= MAX_LONG_DIGITS) return isNegative ? -value : value;
+        while (at < end && "+-.eE0123456789".indexOf(text[at]) >= 0) at++;
+        String number = new String(text, start, at - start, StandardCharsets.ISO_8859_1);
+        if (number.length() > MAX_NUMBER || !NUMBER.matcher(number).matches()) throw invalid("a value");
+        if (!isInteger) return Double.valueOf(number);
+        var big = new BigInteger(number);
+        return big.bitLength() < Long.SIZE ? (Object) big.longValue() : big;
     }
 
     private String string() throws InvalidException {
@@ -219,31 +191,27 @@ final class Json {
     }
 
     private char escape() throws InvalidException {
-        switch (peek()) {
-            case '"', '\\', '/':
-                return (char) text[at];
-            case 'b':
-                return '\b';
-            case 'f':
-                return '\f';
-            case 'n':
-                return '\n';
-            case 'r':
-                return '\r';
-            case 't':
-                return '\t';
-            case 'u':
-                int unit = 0;
-                for (int i = 0; i < 4; i++) {
-                    at++;
-                    int digit = Character.digit(peek(), 16);
-                    if (digit < 0) throw invalid("a hexadecimal digit");
-                    unit = unit * 16 + digit;
-                }
-                return (char) unit;
-            default:
-                throw invalid("an escape");
+        return switch (peek()) {
+            case '"', '\\', '/' -> (char) text[at];
+            case 'b' -> '\b';
+            case 'f' -> '\f';
+            case 'n' -> '\n';
+            case 'r' -> '\r';
+            case 't' -> '\t';
+            case 'u' -> unicode();
+            default -> throw invalid("an escape");
+        };
+    }
+
+    private char unicode() throws InvalidException {
+        int unit = 0;
+        for (int i = 0; i < 4; i++) {
+            at++;
+            int digit = Character.digit(peek(), 16);
+            if (digit < 0) throw invalid("a hexadecimal digit");
+            unit = unit * 16 + digit;
         }
+        return (char) unit;
     }
 
     /** Encodes a value of the protocol: no fraction is lost, and no text is changed. */

@@ -69,21 +69,15 @@ public final class Lock implements AutoCloseable {
      * {@link LockOptions#releaseOnDisconnect}, that may be the rest of the session, which each answer of the server prolongs}
      */
     public Duration remaining() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             return check() ? Duration.ofNanos(Math.max(0, expiry() - session.clock.now())) : Duration.ZERO;
-        } finally {
-            session.mutex.unlock();
         }
     }
 
     /** {@return whether the lock is held. It reads the clock: it is correct even if the program was suspended} */
     public boolean isHeld() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             return check();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -94,11 +88,8 @@ public final class Lock implements AutoCloseable {
      * @throws LockEndedException if it was released or detached
      */
     public void ensureHeld() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (!check()) throw ended.copy();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -107,8 +98,7 @@ public final class Lock implements AutoCloseable {
      * when it is released or detached. Functions that depend on it run in the common pool, unless they name an executor}
      */
     public CompletableFuture<LockLostException> lost() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (loss == null) {
                 loss = new CompletableFuture<>();
                 if (check()) {
@@ -118,8 +108,6 @@ public final class Lock implements AutoCloseable {
                 }
             }
             return loss.copy();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -187,8 +175,7 @@ public final class Lock implements AutoCloseable {
      */
     public CompletableFuture<Void> releaseAsync() {
         var future = new CompletableFuture<Void>();
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             Optional<Call> call = drop();
             if (call.isPresent() && session.isOpen(call.get())) {
                 Call sent = call.get();
@@ -203,8 +190,6 @@ public final class Lock implements AutoCloseable {
                     return null;
                 });
             }
-        } finally {
-            session.mutex.unlock();
         }
         return future;
     }
@@ -220,14 +205,11 @@ public final class Lock implements AutoCloseable {
     public void close() {
         Optional<Call> call = drop();
         if (call.isPresent()) session.awaitQuietly(call.get(), session.config.responseTimeout);
-        session.mutex.lock();
         GenieException cause;
         boolean isUnconfirmed;
-        try {
+        try (var held = session.mutex.hold()) {
             cause = ended;
             isUnconfirmed = call.isPresent() && session.isOpen(call.get());
-        } finally {
-            session.mutex.unlock();
         }
         if (cause instanceof LockLostException) throw cause.copy();
         if (isUnconfirmed && !Thread.currentThread().isInterrupted()) {
@@ -246,16 +228,13 @@ public final class Lock implements AutoCloseable {
      * @throws LockEndedException if the lock was released
      */
     public long detach() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (options.releasesOnDisconnect()) {
                 throw new IllegalStateException("a lock with releaseOnDisconnect ends with its session, and cannot be detached");
             }
             if (!check() && !isDetached()) throw ended.copy();
             end(new LockEndedException(DETACHED));
             return id;
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -270,11 +249,8 @@ public final class Lock implements AutoCloseable {
     }
 
     private void throwUnlessReleased() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (!isReleased()) throw ended.copy();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -283,14 +259,11 @@ public final class Lock implements AutoCloseable {
      * before.
      */
     Optional<Call> drop() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             check();
             sendRelease();
             end(new LockEndedException(RELEASED));
             return Optional.ofNullable(release);
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -300,11 +273,8 @@ public final class Lock implements AutoCloseable {
 
     /** Throws an exception if the lock was lost; not if it was released. */
     void ensureNotLost() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (!check() && ended instanceof LockLostException) throw ended.copy();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -351,16 +321,13 @@ public final class Lock implements AutoCloseable {
     }
 
     private void onTimer() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (!check()) return;
             if (options.hasWatchdog() && session.clock.now() >= renewAt) {
                 renewAt = session.clock.now() + Wire.nanos(timeoutMs) / WATCHDOG_SHARE;
                 session.sendBackground("extend", extension(timeoutMs), this);
             }
             setTimer();
-        } finally {
-            session.mutex.unlock();
         }
     }
 

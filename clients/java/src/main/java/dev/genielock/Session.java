@@ -18,7 +18,6 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
-import java.util.concurrent.locks.ReentrantLock;
 
 /**
  * The session of a client across its connections: which commands wait for an answer, and which locks are held.
@@ -42,7 +41,7 @@ final class Session {
 
     final Config config;
     final Clock clock;
-    final ReentrantLock mutex = new ReentrantLock();
+    final Mutex mutex = new Mutex();
     final Condition outputChanged = mutex.newCondition(); // there is output for a writer, or its connection is closed
     final Condition outputTaken = mutex.newCondition(); // calls may add more output
     final String secret = randomText();
@@ -55,7 +54,7 @@ final class Session {
     final Set<Watch> watches = new HashSet<>(); // the open ones
     long leaseFrom = Long.MIN_VALUE / 2; // the lease of the session: when the last command was sent that was answered
     boolean isEntered; // connect does not wait any more
-    int failedRounds; // since the server has executed a command
+    private int failedRounds; // since the server has executed a command
     private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
     private List<Call> finished; // the calls whose callers the reader wakes after it has unlocked the mutex; null: at once
     private int unknownLocks; // the unanswered releases of locks that this client has not requested
@@ -93,8 +92,7 @@ final class Session {
     void close() {
         Connection last = null;
         var kept = new ArrayList<Long>();
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             if (bye == null) {
                 stopCalls();
                 for (Lock lock : locks.values()) {
@@ -107,8 +105,6 @@ final class Session {
                 last = connection;
                 bye = sendBackground("bye");
             }
-        } finally {
-            mutex.unlock();
         }
         if (!kept.isEmpty()) config.logger.log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
         if (last != null) awaitQuietly(bye, Math.min(MAX_BYE, config.responseTimeout));
@@ -177,12 +173,9 @@ final class Session {
 
     /** Sends a command of a caller that must not wait. */
     void submitNow(Call call) {
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             if (closed != null) throw closed.copy();
             send(call);
-        } finally {
-            mutex.unlock();
         }
     }
 
@@ -207,14 +200,11 @@ final class Session {
 
     /** Gives up a call, unless it was answered. Returns the failure of a call that was given up. */
     Optional<GenieException> giveUp(Call call) {
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             if (!isOpen(call)) return Optional.empty();
             var failure = new UnavailableException(lastFailure);
             abandon(call, failure);
             return Optional.of(failure);
-        } finally {
-            mutex.unlock();
         }
     }
 
@@ -376,6 +366,13 @@ final class Session {
         return true;
     }
 
+    /** Returns the number of rounds since the server has executed a command. */
+    int nextRound() {
+        try (var held = mutex.hold()) {
+            return failedRounds++;
+        }
+    }
+
     void noteFailure(Config.Address address, Throwable cause) {
         lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
     }
@@ -402,9 +399,9 @@ final class Session {
 
     private void wake(Connection conn, List<Call> calls) {
         calls.forEach(Call::wake);
-        mutex.lock();
-        conn.setWaking(false);
-        mutex.unlock();
+        try (var held = mutex.hold()) {
+            conn.setWaking(false);
+        }
     }
 
     /** Handles a message. Returns whether the handshake of its connection is complete now. */
@@ -506,11 +503,8 @@ final class Session {
     }
 
     private void writeAgain(Call call, Connection conn) {
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             if (isOpen(call) && connection == conn) write(call);
-        } finally {
-            mutex.unlock();
         }
     }
 

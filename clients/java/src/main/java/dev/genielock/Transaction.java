@@ -9,7 +9,6 @@ import java.util.Optional;
 import java.util.TreeSet;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BinaryOperator;
 
 /** An attempt of a transaction, made by {@link GenieClient#transaction}. */
@@ -18,7 +17,7 @@ public final class Transaction {
 
     private final GenieClient client;
     private final LockOptions options;
-    private final ReentrantLock mutex = new ReentrantLock();
+    private final Mutex mutex = new Mutex();
     private final List<Lock> locks = new ArrayList<>();
     private final Map<String, String> wanted; // the names that all earlier attempts have asked for, and the strongest resource
     private final Map<String, String> asked = new HashMap<>(); // the names that this attempt has asked for; units are added up
@@ -56,12 +55,9 @@ public final class Transaction {
 
     /** Returns the next attempt, which first locks what the earlier ones have asked for. */
     private Transaction next() {
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             asked.values().forEach(resource -> addTo(wanted, resource, Units::most));
             return new Transaction(client, options, wanted);
-        } finally {
-            mutex.unlock();
         }
     }
 
@@ -85,27 +81,21 @@ public final class Transaction {
         if (wanted.isEmpty()) return;
         var all = new TreeSet<>(wanted.values());
         lock(all.toArray(String[]::new));
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             asked.clear(); // the work asks for the same units again
             for (String resource : all) {
                 Units units = Units.of(resource);
                 if (units.limit > 0) reserved.put(Resources.name(resource), units);
             }
-        } finally {
-            mutex.unlock();
         }
     }
 
     /** Releases the locks. Returns the loss of one of them. An interrupt ends the wait, and remains set. */
     private Optional<LockLostException> end() {
-        mutex.lock();
         List<Lock> all;
-        try {
+        try (var held = mutex.hold()) {
             isEnded = true;
             all = List.copyOf(locks);
-        } finally {
-            mutex.unlock();
         }
         all.forEach(Lock::drop); // together, before the first wait
         Optional<LockLostException> lost = Optional.empty();
@@ -132,20 +122,17 @@ public final class Transaction {
      */
     public Lock lock(String... resources) throws InterruptedException {
         List<String> list = Arrays.stream(resources).map(Resources::withMode).toList();
-        Optional<Lock> held = ask(list);
+        Optional<Lock> covering = ask(list);
         ensureHeld();
-        if (held.isPresent()) return held.get();
+        if (covering.isPresent()) return covering.get();
         Lock lock = client.acquire(options, list);
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             if (isEnded) {
                 lock.drop();
                 throw new LockEndedException("the transaction has ended");
             }
             locks.add(lock);
             return lock;
-        } finally {
-            mutex.unlock();
         }
     }
 
@@ -156,22 +143,16 @@ public final class Transaction {
      * @throws LockEndedException if the transaction has ended
      */
     public void ensureHeld() {
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             if (isEnded) throw new LockEndedException("the transaction has ended");
             for (Lock lock : locks) lock.ensureNotLost();
-        } finally {
-            mutex.unlock();
         }
     }
 
     /** {@return the greatest fencing token of the locks: pass it to the data store with each read and write} */
     public long fence() {
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             return locks.stream().mapToLong(Lock::fence).max().orElse(0);
-        } finally {
-            mutex.unlock();
         }
     }
 
@@ -182,8 +163,7 @@ public final class Transaction {
     private Optional<Lock> ask(List<String> resources) {
         var merged = new HashMap<String, String>();
         resources.forEach(resource -> addTo(merged, resource, Units::sum));
-        mutex.lock();
-        try {
+        try (var held = mutex.hold()) {
             merged.values().forEach(resource -> addTo(asked, resource, Units::sum));
             Optional<Lock> covering = locks.stream().filter(lock -> covers(lock, merged)).findFirst();
             if (covering.isPresent()) {
@@ -191,8 +171,6 @@ public final class Transaction {
                         (key, left) -> new Units(left.count - Units.of(resource).count, left.limit)));
             }
             return covering;
-        } finally {
-            mutex.unlock();
         }
     }
 

@@ -39,14 +39,11 @@ public final class Watch implements AutoCloseable {
         this.session = session;
         this.prefix = prefix;
         this.changed = session.mutex.newCondition();
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (session.isClosed()) throw session.closedException().copy();
             Wire.encode("watch", fields()); // throws for a prefix that cannot be sent
             session.watches.add(this);
             request();
-        } finally {
-            session.mutex.unlock();
         }
     }
 
@@ -98,16 +95,13 @@ public final class Watch implements AutoCloseable {
     /** Ends the watch. A call of {@link #next} that waits throws a {@link ClientClosedException}. */
     @Override
     public void close() {
-        session.mutex.lock();
-        try {
+        try (var held = session.mutex.hold()) {
             if (ended == null) {
                 end(new ClientClosedException());
                 if (session.watches.stream().noneMatch(other -> other.prefix.equals(prefix))) {
                     session.sendBackground("unwatch", fields(), null);
                 }
             }
-        } finally {
-            session.mutex.unlock();
         }
     }
 

@@ -15,8 +15,13 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 class ConfigTest {
+    private static Config config(GenieClient.Builder builder, Map<String, String> environment) {
+        builder.environment = environment;
+        return new Config(builder, new FakeClock());
+    }
+
     private static List<String> addresses(Map<String, String> environment, String... given) {
-        var config = new Config(GenieClient.builder().addresses(given), environment, new FakeClock());
+        var config = config(GenieClient.builder().addresses(given), environment);
         return config.addresses.stream().map(address -> (address.isSecure() ? "tls " : "") + address).toList();
     }
 
@@ -38,7 +43,7 @@ class ConfigTest {
     @Test
     void theTokenOfAFileIsReadAgain(@TempDir Path folder) throws Exception {
         Path file = Files.writeString(folder.resolve("token"), "one\n");
-        var config = new Config(GenieClient.builder(), Map.of("GENIE_TOKEN_FILE", file.toString()), new FakeClock());
+        var config = config(GenieClient.builder(), Map.of("GENIE_TOKEN_FILE", file.toString()));
         assertEquals("one", config.token.get());
         Files.writeString(file, "two");
         assertEquals("two", config.token.get());
@@ -53,7 +58,7 @@ class ConfigTest {
         assertThrows(IllegalArgumentException.class, () -> addresses(Map.of("GENIE_TOKEN_FILE", folder.resolve("none").toString())));
         for (Duration timeout : List.of(Duration.ZERO, Duration.ofMillis(-1), Duration.ofDays(100))) {
             var builder = GenieClient.builder().sessionTimeout(timeout);
-            assertThrows(IllegalArgumentException.class, () -> new Config(builder, Map.of(), new FakeClock()));
+            assertThrows(IllegalArgumentException.class, () -> config(builder, Map.of()));
         }
         assertThrows(IllegalArgumentException.class, () -> LockOptions.of().queueTimeout(Duration.ofMillis(-1)));
         assertThrows(NullPointerException.class, () -> LockOptions.of().note(null));
@@ -61,9 +66,9 @@ class ConfigTest {
 
     @Test
     void theDefaultNoteNamesTheProcess() {
-        var config = new Config(GenieClient.builder(), Map.of("HOSTNAME", "host-7"), new FakeClock());
+        var config = config(GenieClient.builder(), Map.of("HOSTNAME", "host-7"));
         assertTrue(config.note.endsWith(" " + ProcessHandle.current().pid() + "@host-7"), config.note);
-        var named = new Config(GenieClient.builder().defaults(LockOptions.of().note("me")), Map.of(), new FakeClock());
+        var named = config(GenieClient.builder().defaults(LockOptions.of().note("me")), Map.of());
         assertEquals("me", named.note);
         assertEquals("", named.defaults.note()); // hello says it
     }

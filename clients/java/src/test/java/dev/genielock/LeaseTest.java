@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.time.Duration;
+import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -107,6 +108,26 @@ class LeaseTest {
     }
 
     @Test
+    void aLateGrantWhoseExtensionIsInterruptedIsReleased() throws Exception {
+        var interrupted = new CompletableFuture<Boolean>();
+        var thread = new Thread(() -> {
+            try {
+                client.lock("a");
+            } catch (InterruptedException e) {
+                interrupted.complete(true);
+            }
+        });
+        thread.start();
+        var request = peer.expect("request");
+        clock.jumpMs(9000);
+        peer.answer("locked", "id", 7, "fence", 1, "ref", request.get("ref"));
+        peer.expect("extend");
+        thread.interrupt();
+        assertTrue(interrupted.get(LIMIT_S, TimeUnit.SECONDS));
+        assertEquals(7L, peer.expect("release").get("id"));
+    }
+
+    @Test
     void theWatchdogExtendsAtAThird() throws Exception {
         Lock lock = lock(7, LockOptions.of().transactionTimeout(Duration.ofSeconds(3)).watchdog());
         clock.advanceMs(1000);
@@ -144,10 +165,14 @@ class LeaseTest {
     @Test
     void theLeaseOfTheSessionEndsAlthoughOtherMessagesArrive() throws Exception {
         Lock lock = lock(7, LockOptions.of().transactionTimeout(Duration.ofMinutes(10)).releaseOnDisconnect());
+        Watch watch = client.watch("x");
+        peer.answer("watching", "prefix", "x", "held", List.of(), "ref", peer.expect("watch").get("ref"));
+        assertEquals("resync", watch.next().state());
         var lost = lock.lost();
         assertEquals(Duration.ofSeconds(10), lock.remaining());
         clock.jumpMs(9_999);
         peer.answer("event", "state", "locked", "resource", "x", "id", 3); // answers nothing
+        assertEquals("locked", watch.next().state()); // and was handled
         assertTrue(lock.isHeld());
         clock.jumpMs(1);
         assertFalse(lock.isHeld());
