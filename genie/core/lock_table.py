@@ -603,11 +603,14 @@ class LockTable:
         return affected
 
     def _remove_intention(self, waiter: Request, subtree: str) -> AffectedQueues:
-        """Remove the intention of a waiter that has left the queue of a subtree. Return the queues in which it may be grantable."""
+        """Remove the intention of a waiter that has left the queue of a subtree. Return one of its queues.
+
+        If it is grantable now, it is a candidate in each of its queues, of which there may be 1,024.
+        """
         assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
         del waiter.details.queue_modes[subtree]
         self.queue_entries -= 1
-        return [(name, X, None) for name in waiter.names()]
+        return [(next(iter(waiter.queues())), X, None)]
 
     def close_slice(self, subtree: str) -> AffectedQueues:
         """Remove the intentions of some waiters of a subtree that is in `closing`, and the subtree after the last one.
