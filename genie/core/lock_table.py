@@ -448,6 +448,12 @@ class LockTable:
         subtrees = self.subtrees
         return [(subtree, subtrees[subtree]) for subtree in possible_subtrees(name) if subtree in subtrees]
 
+    def count_new_entries(self, request: Request) -> int:
+        """Return how many wait-queue entries there would be with those of a new request, without those for units."""
+        names = {*request.exclusive, *request.shared}
+        above = {subtree for name in request.names() for subtree, _ in self.subtrees_above(name)}
+        return self.queue_entries + len(names | above)
+
     def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
         """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""
         affected: AffectedQueues = []

@@ -317,7 +317,9 @@ class LockManager:
                 self._analyse(request, request.transaction, now)
             self._grant(request, now)
             events.append(Granted(request))
-        elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > max_queue_entries:
+        elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > max_queue_entries or (
+            self.table.subtrees and self.table.count_new_entries(request) > max_queue_entries
+        ):
             if request.details is not None:
                 self._close_specials(request)
             events.append(QueueFull(request))

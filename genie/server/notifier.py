@@ -265,13 +265,13 @@ class Notifier:
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a request that would have to wait although the wait queues are full."""
-        limit, entries = self.size.max_queue_entries, event.request.name_count()
+        limit, principal = self.size.max_queue_entries, event.request.context.principal
         if event.is_opening:
             reason = (
                 f"too many waiting requests or locks: at most {core.MAX_WAITERS_BELOW} requests may wait below subtrees that no "
                 f"other request names, and several subtrees may be compared with {core.MAX_COMPARED_NAMES} names"
             )
-        elif self.manager.table.queue_entries + entries > limit:
+        elif principal is None or self.size.queue_limit(principal) >= limit:
             reason = f"too many waiting requests: all wait queues together have at most {limit} entries"
         else:
             limit = self.size.max_queue_share

@@ -69,7 +69,9 @@ class StateSize:
         self.max_queue_share = max(1, int(limits.max_queue * limits.principal_share))
         """Wait-queue entries of one named principal."""
         self.queue_entries: Shares = {}
-        """The wait-queue entries of each principal."""
+        """The wait-queue entries of each principal, without the entries that later requests for subtrees have added."""
+        self._counted_below_subtrees: dict[int, int] = {}
+        """The counted entries of the requests that waited below subtrees when they began to wait, by id."""
         self.requests: dict[int, Charge] = {}
         """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next one."""
         self.short_requests: dict[int, int] = {}
@@ -162,12 +164,16 @@ class StateSize:
                 self.begin_wait(request)
 
     def begin_wait(self, request: Request) -> None:
-        """Count the wait-queue entries of a request that begins to wait."""
-        add(self.queue_entries, request.context.principal, request.name_count())
+        """Count the wait-queue entries of a request that begins to wait, also those in the queues of subtrees above its names."""
+        count = request.name_count()
+        if request.details is not None and request.details.queue_modes is not None:
+            count = self._counted_below_subtrees[request.id] = len(request.details.queue_modes)
+        add(self.queue_entries, request.context.principal, count)
 
     def end_wait(self, request: Request) -> None:
         """Count the end of the wait of a request, which is granted or has ended."""
-        subtract(self.queue_entries, request.context.principal, request.name_count())
+        count = self._counted_below_subtrees.pop(request.id, 0) or request.name_count()
+        subtract(self.queue_entries, request.context.principal, count)
 
     def queue_limit(self, principal: str) -> int:
         """Return the limit of all wait-queue entries with which a request of a principal stays within its share."""

@@ -316,7 +316,7 @@ def test_the_wait_queue_entries_in_the_queues_of_subtrees_are_limited() -> None:
             break
         waiting.append(request.id)
     table = manager.table
-    assert limit - depth <= table.queue_entries == len(waiting) * (depth + 1) <= limit + depth
+    assert limit - depth <= table.queue_entries == len(waiting) * (depth + 1) <= limit
     check(manager)
     for id_ in (*held, *waiting):
         manager.release(id_, 0.0)

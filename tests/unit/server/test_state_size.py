@@ -602,6 +602,26 @@ def test_connections_of_a_principal_retain_only_its_share_of_replies(monkeypatch
     assert end_requests(orders[1], 80) == 50 + GUARANTEED_REPLIES
 
 
+def test_the_entries_of_a_request_in_the_queues_of_subtrees_count_for_its_principal() -> None:
+    depth, server = 9, Server(max_queue=200)
+    orders, wallets = server.connect("orders"), server.connect("wallets")
+    for number in range(depth):
+        assert not server.request(wallets, "shared:" + "a/" * (number + 1) + "**")
+    subtree_ids = [*server.manager.table.held]
+    name = "exclusive:" + "a/" * depth
+    for number in range(100 // (depth + 1)):
+        assert not server.request(orders, f"{name}{number}", queueTimeout=1_000_000)
+    assert server.size.queue_entries == {"orders": 100}
+    rejection = "too many waiting requests: those of a principal have at most 100 entries in all wait queues"
+    assert server.request(orders, name + "more", queueTimeout=1_000_000) == rejection
+    assert not server.request(wallets, name + "more", queueTimeout=1_000_000)
+    for id_ in subtree_ids:
+        server.send(wallets, "release", id=id_)
+    server.dispatcher.expire(server.now)  # grants what is pending
+    assert not server.manager.table.waiting
+    assert server.size.queue_entries == {}
+
+
 def test_a_new_leader_charges_the_sessions_and_replies_of_each_principal() -> None:
     before = Server()
     holder = before.connect("wallets", session="a secret of sixteen")
