@@ -26,6 +26,7 @@ import java.util.concurrent.Future;
  */
 public final class Bench {
     private static final int TASKS = 64;
+    private static final int WARM_UP_ROUNDS = 6; // until the JIT compiler, which shares the processor, is done
 
     private Bench() {}
 
@@ -58,7 +59,7 @@ public final class Bench {
             long length = (long) (seconds * 1e9);
             List<Callable<Integer>> loops = List.of(() -> raw.loop(1, length), () -> loop(client, threads, 1, length),
                     () -> raw.loop(TASKS, length), () -> loop(client, threads, TASKS, length));
-            for (int round = -2; round < rounds; round++) { // the first rounds warm up
+            for (int round = -WARM_UP_ROUNDS; round < rounds; round++) {
                 for (int i = 0; i < loops.size(); i++) {
                     long start = System.nanoTime();
                     int pairs = loops.get(i).call();

@@ -2,9 +2,7 @@ package dev.genielock;
 
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -358,21 +356,19 @@ public final class GenieClient implements AutoCloseable {
      */
     public Lock lockAny(LockOptions options, AnyOf choices) throws InterruptedException {
         LockOptions all = session.config.defaults.overriddenBy(options).queueTimeout(Duration.ZERO);
-        var fields = fields(all, List.of());
-        fields.remove("resources");
-        fields.put("anyOf", choices.resources());
-        fields.put("weights", choices.weights());
-        fields.put("target", choices.target());
+        var fields = Wire.fields("anyOf", choices.resources(), "weights", choices.weights(), "target", choices.target());
+        all.putFields(fields);
         return acquire(all, fields, choices.resources());
     }
 
     private static List<String> withModes(String... resources) {
-        return Arrays.stream(resources).map(Resources::withMode).toList();
+        String[] list = resources.clone();
+        for (int i = 0; i < list.length; i++) list[i] = Resources.withMode(list[i]);
+        return List.of(list);
     }
 
     private static Map<String, Object> fields(LockOptions options, List<String> resources) {
-        var fields = new LinkedHashMap<String, Object>();
-        fields.put("resources", resources);
+        var fields = Wire.fields("resources", resources);
         options.putFields(fields);
         return fields;
     }
@@ -551,9 +547,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws UnavailableException if no server answers
      */
     public void release(long id) throws InterruptedException {
-        var fields = new HashMap<String, Object>();
-        fields.put("id", id);
-        endedBefore("release", fields).filter(reason -> !reason.equals(Lock.SUCCESS)).ifPresent(reason -> {
+        endedBefore("release", Wire.fields("id", id)).filter(reason -> !reason.equals(Lock.SUCCESS)).ifPresent(reason -> {
             throw new LockLostException(id, reason, Optional.empty());
         });
     }
@@ -569,10 +563,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws UnavailableException if no server answers
      */
     public void extend(long id, Duration timeout) throws InterruptedException {
-        var fields = new HashMap<String, Object>();
-        fields.put("id", id);
-        fields.put("transactionTimeout", Wire.ms(timeout));
-        endedBefore("extend", fields).ifPresent(reason -> {
+        endedBefore("extend", Wire.fields("id", id, "transactionTimeout", Wire.ms(timeout))).ifPresent(reason -> {
             throw new LockLostException(id, reason, Optional.empty());
         });
     }
@@ -625,7 +616,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws UnavailableException if no server answers
      */
     public void ping() throws InterruptedException {
-        session.execute("ping", new HashMap<>(), null, session.config.responseTimeout);
+        session.execute("ping", Wire.fields(), null, session.config.responseTimeout);
     }
 
     /**

@@ -241,12 +241,7 @@ public final class Lock implements AutoCloseable {
     @Override
     public String toString() { return "Lock " + id + " " + resources; }
 
-    private Map<String, Object> extension(double ms) {
-        var fields = new HashMap<String, Object>();
-        fields.put("id", id);
-        fields.put("transactionTimeout", ms);
-        return fields;
-    }
+    private Map<String, Object> extension(double ms) { return Wire.fields("id", id, "transactionTimeout", ms); }
 
     private void throwUnlessReleased() {
         try (var held = session.mutex.hold()) {

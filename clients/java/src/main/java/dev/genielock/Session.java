@@ -9,7 +9,6 @@ import java.util.Base64;
 import java.util.Comparator;
 import java.util.HashMap;
 import java.util.HashSet;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -129,16 +128,11 @@ final class Session {
 
     /** Returns the first two lines of a connection. */
     byte[] hello() {
-        var fields = new LinkedHashMap<String, Object>();
-        fields.put("protocol", Wire.PROTOCOL);
-        fields.put("client", Wire.CLIENT);
-        fields.put("quiet", true);
-        fields.put("session", secret);
-        fields.put("sessionTimeout", (double) config.sessionTimeout / NANOS_PER_MS);
+        var fields = Wire.fields("protocol", Wire.PROTOCOL, "client", Wire.CLIENT, "quiet", true, "session", secret, "sessionTimeout",
+                (double) config.sessionTimeout / NANOS_PER_MS, "ref", HELLO_REF);
         LockOptions.put(fields, "token", config.token.get());
         LockOptions.put(fields, "namespace", config.namespace);
         LockOptions.put(fields, "note", config.note);
-        fields.put("ref", HELLO_REF);
         byte[] hello = Wire.encode("hello", fields);
         byte[] ping = Wire.encode("ping", Map.of("ref", PING_REF));
         byte[] both = Arrays.copyOf(hello, hello.length + ping.length);
@@ -235,7 +229,7 @@ final class Session {
         if (connection != null) write(call);
     }
 
-    Call sendBackground(String name) { return sendBackground(name, new HashMap<>(), null); }
+    Call sendBackground(String name) { return sendBackground(name, Wire.fields(), null); }
 
     /** Sends a command for whose answer no caller waits. */
     Call sendBackground(String name, Map<String, Object> fields, Lock lock) {
@@ -246,9 +240,7 @@ final class Session {
     }
 
     Call sendRelease(long id, Lock lock) {
-        var fields = new HashMap<String, Object>();
-        fields.put("id", id);
-        return sendBackground("release", fields, lock);
+        return sendBackground("release", Wire.fields("id", id), lock);
     }
 
     /** Sends a call on the connection. If the server answers it there, it has not executed it before {@code sentAt}. */
@@ -287,11 +279,7 @@ final class Session {
             return;
         }
         finish(call, failure);
-        if (call.sentAt != Call.UNSENT) {
-            var fields = new HashMap<String, Object>();
-            fields.put("ref", call.ref);
-            sendBackground("release", fields, null);
-        }
+        if (call.sentAt != Call.UNSENT) sendBackground("release", Wire.fields("ref", call.ref), null);
     }
 
     /** Cancels the waiting requests, whose callers get the error. */

@@ -5,8 +5,10 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
+import java.util.NoSuchElementException;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.TimeUnit;
@@ -19,7 +21,7 @@ import java.util.concurrent.locks.Condition;
  * and id, and the end of a lock is reported before the grant of a lock that conflicts. If changes are not taken for too long, the
  * watch ignores events, and resynchronizes when they are taken.
  */
-public final class Watch implements AutoCloseable {
+public final class Watch implements Iterable<Change>, AutoCloseable {
     private static final int MAX_BUFFERED_CHANGES = 10_000;
 
     private record Key(String resource, long id) {}
@@ -47,11 +49,7 @@ public final class Watch implements AutoCloseable {
         }
     }
 
-    private Map<String, Object> fields() {
-        var fields = new HashMap<String, Object>();
-        fields.put("prefix", prefix);
-        return fields;
-    }
+    private Map<String, Object> fields() { return Wire.fields("prefix", prefix); }
 
     /**
      * Waits for the next change. A connection that is lost is no error: the watch resynchronizes.
@@ -90,6 +88,37 @@ public final class Watch implements AutoCloseable {
         } finally {
             session.mutex.unlock();
         }
+    }
+
+    /**
+     * {@return an iterator that waits for each change. It ends with the watch, or when the thread is interrupted: the interrupt remains
+     * set then. If the server has rejected the watch, it throws a {@link RejectedException}}
+     */
+    @Override
+    public Iterator<Change> iterator() {
+        return new Iterator<>() {
+            private Optional<Change> taken = Optional.empty();
+
+            @Override
+            public boolean hasNext() {
+                try {
+                    taken = taken.isPresent() ? taken : Optional.of(Watch.this.next());
+                } catch (ClientClosedException e) {
+                    return false;
+                } catch (InterruptedException e) {
+                    Thread.currentThread().interrupt();
+                }
+                return taken.isPresent();
+            }
+
+            @Override
+            public Change next() {
+                if (!hasNext()) throw new NoSuchElementException();
+                Change change = taken.get();
+                taken = Optional.empty();
+                return change;
+            }
+        };
     }
 
     /** Ends the watch. A call of {@link #next} that waits throws a {@link ClientClosedException}. */

@@ -6,6 +6,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
@@ -29,6 +30,13 @@ final class Wire {
     private static final long MICROS_PER_S = 1_000_000;
 
     private Wire() {}
+
+    /** Returns the fields of a command, given as names and values. */
+    static Map<String, Object> fields(Object... namesAndValues) {
+        var fields = new LinkedHashMap<String, Object>();
+        for (int i = 0; i < namesAndValues.length; i += 2) fields.put((String) namesAndValues[i], namesAndValues[i + 1]);
+        return fields;
+    }
 
     /** Returns the line of a command. */
     static byte[] encode(String command, Map<String, Object> fields) {

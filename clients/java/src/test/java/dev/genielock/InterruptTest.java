@@ -120,6 +120,14 @@ class InterruptTest {
         try (Watch watch = client.watch("a")) {
             assertEquals("resync", watch.next().state());
             assertEquals(InterruptedException.class, interrupted(watch::next).getClass());
+            var isSet = new AtomicBoolean();
+            assertEquals(null, interrupted(() -> {
+                for (Change change : watch) {
+                    throw new AssertionError(change);
+                }
+                isSet.set(Thread.interrupted());
+            }));
+            assertTrue(isSet.get());
             other.lock("a").release();
             assertEquals("locked", watch.next().state());
             assertEquals("unlocked", watch.next().state());

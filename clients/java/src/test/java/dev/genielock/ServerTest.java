@@ -9,6 +9,7 @@ import java.io.IOException;
 import java.time.Duration;
 import java.util.List;
 import java.util.Map;
+import java.util.NoSuchElementException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
@@ -178,6 +179,14 @@ class ServerTest {
             assertEquals(List.of("locked", "watched/2", "units"), List.of(locked.state(), locked.resource(), locked.mode()));
             assertEquals(locked.withState("unlocked"), watch.next());
             assertTrue(watch.poll(Duration.ZERO).isEmpty());
+            client.lock("watched/3").release();
+            for (Change change : watch) {
+                assertEquals("watched/3", change.resource());
+                if (change.state().equals("unlocked")) {
+                    watch.close(); // ends the loop
+                }
+            }
+            assertThrows(NoSuchElementException.class, watch.iterator()::next);
         }
     }
 

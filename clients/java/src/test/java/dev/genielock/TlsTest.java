@@ -1,7 +1,6 @@
 package dev.genielock;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
 import java.nio.file.Files;
@@ -79,8 +78,10 @@ class TlsTest {
         var environment = new HashMap<>(Map.of("GENIE_TLS_CA", wrong));
         try (var server = Servers.genie(Map.of("GENIE_TLS_CERT", ca, "GENIE_TLS_KEY", key("server"))).start();
                 var client = builder(server, environment).lazy().responseTimeout(Duration.ofMillis(300)).connect()) {
-            Throwable cause = assertThrows(UnavailableException.class, client::ping).getCause();
-            assertInstanceOf(SSLHandshakeException.class, cause.getCause(), cause.toString());
+            Throwable cause;
+            do { // until the first attempt to connect has failed
+                cause = assertThrows(UnavailableException.class, client::ping).getCause();
+            } while (!(cause.getCause() instanceof SSLHandshakeException));
             Files.copy(Path.of(ca), Path.of(wrong), StandardCopyOption.REPLACE_EXISTING);
             while (true) {
                 try {
