@@ -11,6 +11,10 @@ from typing import Any
 
 from faults.fenced_counters import FencedCounters, LateWrite
 
+KEYS = ("counters/1", "counters/2", "counters/3")
+POOL, POOL_UNITS = "pool", 2
+"""A counted resource, and how many of its units may be in use."""
+
 TAIL = 200
 """How many events of the history a failure shows."""
 
@@ -39,6 +43,13 @@ class Grant:
         return time.monotonic() < self.certain_until
 
 
+def locks_of(keys: tuple[str, ...]) -> list[str]:
+    """Return the locks on keys, as clients write them. All counters are locked by their subtree, and the pool by a unit."""
+    if len(keys) == len(KEYS):
+        return ["exclusive:counters/**"]
+    return [f"1/{POOL_UNITS}:{key}" if key == POOL else f"exclusive:{key}" for key in keys]
+
+
 class Checker:
     """Records what happens, and the violations. `violated` is set with the first violation."""
 
@@ -52,7 +63,7 @@ class Checker:
         self.history: deque[str] = deque(maxlen=TAIL)
         self.stopped_leaders: dict[tuple[str, int], float] = {}
         """Servers that have lost leadership while they were stopped, and when they were stopped: they must not send more."""
-        self._holders: dict[str, Grant] = {}
+        self._holders: dict[str, list[Grant]] = {POOL: [], **{key: [] for key in KEYS}}
         self._owners: dict[int, tuple[str, str]] = {}
         self._fences: dict[int, int] = {}
         self._last_fence: dict[str, int] = {}
@@ -89,21 +100,22 @@ class Checker:
             self.violate(f"fence {grant.fence} was assigned to {known} and to {grant.id}")
         self._fences[grant.fence] = grant.id
         for key in grant.keys:
-            other = self._holders.get(key)
-            if other is not None and other.certain and grant.certain:
-                self.violate(f"{grant.client} holds {key} as {grant.id}, and so does {other.client} as {other.id}")
-            if grant.certain and grant.fence <= self._last_fence.get(key, 0):
+            holders = self._holders[key]
+            others = [f"{other.client} as {other.id}" for other in holders if other.certain]
+            if grant.certain and len(others) >= (POOL_UNITS if key == POOL else 1):
+                self.violate(f"{grant.client} holds {key} as {grant.id}, and so does {', '.join(others)}")
+            if key != POOL and grant.certain and grant.fence <= self._last_fence.get(key, 0):
                 self.violate(f"fence {grant.fence} of {key} follows {self._last_fence[key]}")
             self._last_fence[key] = max(grant.fence, self._last_fence.get(key, 0))
-            self._holders[key] = grant
+            holders.append(grant)
         if not is_repetition:
             self._record_grant(connected_at)
 
     def lost(self, grant: Grant) -> None:
         """Record that a client starts to release its lock, or was notified of its end."""
         for key in grant.keys:
-            if self._holders.get(key) is grant:
-                del self._holders[key]
+            if grant in self._holders[key]:
+                self._holders[key].remove(grant)
 
     def read(self, grant: Grant, key: str) -> int | None:
         """Read a counter; None if the access is rejected."""
@@ -178,5 +190,7 @@ class Checker:
         if command == "locked":
             return self._fences.get(payload["fence"]) == id_
         if command == "released":
-            return id_ in self._owners and not any(grant.id == id_ for grant in self._holders.values())
+            return id_ in self._owners and not any(
+                grant.id == id_ for holders in self._holders.values() for grant in holders
+            )
         return command in ("queued", "extended") and id_ in self._owners

@@ -129,7 +129,7 @@ class Environment:
 
     async def _inspected(self) -> str:
         try:
-            return str(await self.cluster.query_leader("inspect"))
+            return str(await self.cluster.query_leader("inspect", resource="counters/**"))
         except Violation as error:
             return f"there is no leader to query: {error!r}"
 

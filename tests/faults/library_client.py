@@ -6,7 +6,7 @@ import time
 from contextlib import AsyncExitStack
 
 import genie
-from faults.checker import Checker, Grant
+from faults.checker import Checker, Grant, locks_of
 from faults.connection import Address
 
 QUEUE_TIMEOUT_S = 300.0
@@ -37,7 +37,7 @@ class LibraryClient:
             try:
                 client = await self._connect()
                 self._lock = lock = await client.acquire(
-                    *keys, queue_timeout=QUEUE_TIMEOUT_S, transaction_timeout=hold_ms / 1000
+                    *locks_of(keys), queue_timeout=QUEUE_TIMEOUT_S, transaction_timeout=hold_ms / 1000
                 )
             except genie.TransactionTimeout:
                 return None

@@ -11,7 +11,7 @@ import random
 import time
 from typing import Any
 
-from faults.checker import Checker, Grant
+from faults.checker import Checker, Grant, locks_of
 from faults.connection import CONNECT_TIMEOUT_S, Address, Connection, ConnectionEnded
 from faults.request import Request, State
 
@@ -160,7 +160,7 @@ class WireClient:
     def _send_request(self, connection: Connection, request: Request) -> None:
         connection.send(
             "request",
-            resources=[f"exclusive:{key}" for key in request.keys],
+            resources=locks_of(request.keys),
             ref=request.ref,
             queueTimeout=QUEUE_MS,
             transactionTimeout=request.hold_ms,

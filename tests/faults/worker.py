@@ -6,12 +6,13 @@ import asyncio
 import random
 from typing import Protocol
 
-from faults.checker import Checker, Grant
+from faults.checker import KEYS, POOL, Checker, Grant
 
-KEYS = ("counters/1", "counters/2", "counters/3")
 HOLD_MS = 120_000
 THINK_TIME_S = 0.004
 PAUSE_S = 0.02
+POOL_RATIO = 0.25
+"""The share of cycles that lock a unit of the pool instead of counters."""
 TIMEOUT_RATIO = 0.01
 """The share of locks whose holder waits until they have timed out, and then writes."""
 SHORT_HOLD_MS = (60, 120)
@@ -64,14 +65,16 @@ class Worker:
 
     async def _cycle(self) -> None:
         random_, checker = self._random, self._checker
-        keys = tuple(random_.sample(KEYS, 1 if random_.random() < 0.7 else 2))
+        keys = tuple(random_.sample(KEYS, random_.choice((1, 1, 1, 1, 1, 2, 2, 3))))
+        if random_.random() < POOL_RATIO:
+            keys = (POOL,)
         waits_for_timeout = random_.random() < TIMEOUT_RATIO
         hold_ms = random_.randint(*SHORT_HOLD_MS) if waits_for_timeout else HOLD_MS
         grant = await self.client.lock(keys, hold_ms)
         if grant is None:
             checker.counts["timed out before the notification"] += 1
             return
-        values = {key: checker.read(grant, key) for key in keys}
+        values = {key: checker.read(grant, key) for key in keys if key != POOL}
         await asyncio.sleep(random_.uniform(0, THINK_TIME_S))
         if waits_for_timeout:
             checker.counts["holders waiting for the timeout"] += 1
