@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def _run_chunks(
         return
     global _forked  # noqa: PLW0603 - the child processes inherit it, so `main` may be any function
     _forked = main, check, plan
-    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"))
+    pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"), initializer=_end_with_parent)
     try:
         yield from pool.map(_run_forked_chunk, chunks)
     finally:
@@ -155,6 +156,21 @@ def _run_chunks(
 
 
 _forked: tuple[Main, Check | None, Plan] | None = None
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended. Otherwise the processes of a program that is killed would wait forever.
+
+    They keep the pipe to the parent open for each other. The last one of them ends first.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
 
 
 def _run_forked_chunk(chunk: range) -> tuple[int | None, int]:

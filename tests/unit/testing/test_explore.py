@@ -8,7 +8,10 @@ import gc
 import os
 import random
 import secrets
+import select
+import signal
 import socket
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Coroutine
@@ -690,3 +693,37 @@ def test_without_a_simulated_world_processes_and_notes_do_nothing() -> None:
 async def test_the_marker_runs_the_test_in_simulated_worlds() -> None:
     async with genie.connect() as client, client.lock("a"):
         note("held")
+
+
+PROGRAM = """
+import asyncio, os, sys
+from genie.testing import explore
+
+async def main():
+    if os.getpid() not in known:
+        known.add(os.getpid())
+        os.write(1, b"%d\\n" % os.getpid())
+
+known = set()
+explore(main, seeds=1_000_000, processes=2, progress=None)
+"""
+
+
+def test_the_processes_end_when_the_program_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        workers = [os.pidfd_open(int(program.stdout.readline())) for _ in range(2)]
+        program.kill()
+    ended = select.poll()
+    for worker in workers:
+        ended.register(worker, select.POLLIN)
+    try:
+        for _ in workers:
+            found = ended.poll(60_000)
+            assert found, "a process waits for its parent, which has ended"
+            ended.unregister(found[0][0])
+    finally:
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(worker, signal.SIGKILL)
+            os.close(worker)
