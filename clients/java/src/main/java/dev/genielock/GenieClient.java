@@ -379,6 +379,8 @@ public final class GenieClient implements AutoCloseable {
         return timeout >= Wire.MAX_TIMEOUT_MS ? Long.MAX_VALUE : Wire.nanos(timeout) + session.config.responseTimeout;
     }
 
+    long responseTimeout() { return session.config.responseTimeout; }
+
     /** Waits for a lock. The options include the defaults, and the resources their modes. */
     Lock acquire(LockOptions options, List<String> resources) throws InterruptedException {
         return acquire(options, fields(options, resources), resources);

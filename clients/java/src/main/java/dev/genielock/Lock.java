@@ -202,9 +202,12 @@ public final class Lock implements AutoCloseable {
      * @throws LockLostException if the lock was lost before: undo the work
      */
     @Override
-    public void close() {
+    public void close() { close(System.nanoTime() + session.config.responseTimeout); }
+
+    /** Closes the lock, and waits for the answer of the server until a time of {@link System#nanoTime}. */
+    void close(long end) {
         Optional<Call> call = drop();
-        if (call.isPresent()) session.awaitQuietly(call.get(), session.config.responseTimeout);
+        if (call.isPresent()) session.awaitQuietly(call.get(), end - System.nanoTime());
         GenieException cause;
         boolean isUnconfirmed;
         try (var held = session.mutex.hold()) {

@@ -98,10 +98,11 @@ public final class Transaction {
             all = List.copyOf(locks);
         }
         all.forEach(Lock::drop); // together, before the first wait
+        long end = System.nanoTime() + client.responseTimeout();
         Optional<LockLostException> lost = Optional.empty();
         for (Lock lock : all) {
             try {
-                lock.close();
+                lock.close(end);
             } catch (LockLostException e) {
                 lost = Optional.of(e);
             }
