@@ -127,8 +127,8 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "the clock of the client is ignored",
         "client/live_requests.py",
-        "elif request.hold_ends_at <= now:",
-        "elif False:",
+        "if request.hold_ends_at <= now:",
+        "if False:",
         source="7",
     ),
     Mutant(

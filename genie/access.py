@@ -42,7 +42,7 @@ class Principal:
     prefixes: tuple[str, ...] | None = None
     permissions: frozenset[str] = DEFAULT_PERMISSIONS
     _sorted: list[str] = field(init=False, repr=False, compare=False)
-    """The prefixes in order, if there are many; else empty. A prefix that begins with another one is omitted."""
+    """The prefixes in order, if there are many; else empty. A prefix that begins with another prefix is omitted."""
 
     def __post_init__(self) -> None:
         """Sort the prefixes if there are many."""

@@ -1,4 +1,4 @@
-"""Which build of Genie runs: its version, whether it is compiled, and how its interpreter was built."""
+"""The running build of Genie: its version, whether it is compiled, and how its interpreter was built."""
 
 from __future__ import annotations
 

@@ -51,7 +51,9 @@ class Limits:
 
     @property
     def principal_share(self) -> float:
-        """The share of one principal, if clients need a token: of `max_state`, `max_locks`, `max_queue` and retained replies."""
+        """The share of one principal, if clients need a token: of `max_state`, `max_locks`, `max_queue` and retained
+        replies.
+        """
         if not self.max_state_per_principal:
             return 0.5
         return min(1.0, self.max_state_per_principal / self.max_state)
@@ -201,8 +203,11 @@ RELOADABLE = frozenset(
 
 
 def file_key(option: str) -> str:
-    """Return the TOML key of an option in the configuration file: `limits.max_line`, or `port` for an option without a section."""
+    """Return the TOML key of an option in the configuration file: `limits.max_line`, or `port` for an option without a
+    section.
+    """
     group, name = _GROUP_AND_FIELD.get(option) or ("", option)
-    if not group and option.startswith("redis_"):  # options without a field: they are combined into `redis_url`
+    # `redis_host` and `redis_port` have no field: `genie.cli.configuration` combines them into `redis_url`.
+    if not group and option.startswith("redis_"):
         group, name = "redis", option.removeprefix("redis_")
     return f"{group}.{name}" if group else name

@@ -103,9 +103,9 @@ class Blocker:
 class CycleStep:
     """One edge of a deadlock's cycle: the request `waiter` waits for `resource`, which the request `holder` holds.
 
-    `waiter` and `holder` are ids. `note` and `traceparent` are those of the waiting request. If it waits for units of a
-    counted resource, `units` is their number and `of` the limit; otherwise both are None. Then the request waits until enough
-    units are free, and `holder` is one of the requests that use them.
+    `waiter` and `holder` are ids. `note` and `traceparent` belong to the waiting request. If it waits for units of a counted
+    resource, `units` is their number and `of` the limit; otherwise both are None. Then the request waits until enough units
+    are free, and `holder` is one of the requests that use them.
     """
 
     resource: str

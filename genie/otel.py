@@ -120,7 +120,7 @@ class TracedRequest(Request):
 
     @property
     def error(self) -> LockLost | None:
-        """Why the lock is lost, which ends the hold. None: the lock is not lost."""
+        """The error with which the lock was lost, which ends the hold. None if the lock is not lost."""
         return self._error
 
     @error.setter
@@ -173,18 +173,18 @@ class TracedRequest(Request):
         self._since = 0.0
 
     def end_hold(self, outcome: str, error: BaseException | None = None) -> None:
-        """End the hold. Does nothing if it has ended."""
+        """End the span of the hold, and record its duration. Does nothing if no hold has started, or if it has ended."""
         span, self._hold = self._hold, None
         if span is None:
             return
-        held = time.monotonic() - self._since
+        held_s = time.monotonic() - self._since
         self._since = 0.0
         if span.is_recording():
             span.set_attribute("genie.outcome", outcome)
             if error is not None:
                 _set_failure(span, error, is_failure=True)
         span.end()
-        self._telemetry.holds.record(held, _metric_attributes(self._mode, outcome, self._address, _type_name(error)))
+        self._telemetry.holds.record(held_s, _metric_attributes(self._mode, outcome, self._address, _type_name(error)))
 
     def _start_hold(self) -> None:
         """End the wait, because the request is granted, and start the hold as its child."""

@@ -1,4 +1,6 @@
-"""The role of a server in one namespace, as one value. The store reports the roles of a follower, the namespace the others."""
+"""The role of a server in one namespace, as one value. The store reports the roles of a follower. The namespace sets the
+other roles.
+"""
 
 from __future__ import annotations
 
@@ -64,5 +66,5 @@ class Stopping:
 
 
 FollowerRole = Waiting | Following | StoreUnavailable
-"""What the store reports until this server leads."""
+"""The roles that the store reports until this server leads."""
 Role = Starting | FollowerRole | Leading | Stopping

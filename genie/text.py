@@ -18,8 +18,9 @@ INVISIBLE_RANGES: Final = (
     (0xFFA0, 0xFFA0),
     (0xE0100, 0xE01EF),
 )
-"""The first and last code points of characters that are invisible, although Python counts them as printable: those of the
-property `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt of Unicode 15.1), and U+2800, the empty pattern of Braille."""
+"""The first and last code points of characters that are invisible, although Python counts them as printable: the characters
+with the property `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt of Unicode 15.1), and U+2800, the empty pattern
+of Braille."""
 
 MAX_KEPT_ESCAPES: Final = 4_096
 """Maximum number of characters of which it is kept how they are escaped."""
@@ -35,7 +36,7 @@ def is_printable(text: str) -> bool:
 def printable(text: str) -> str:
     """Escape characters that could move the cursor of a terminal, change the writing direction, or are invisible.
 
-    So no name looks like another one. Variation selectors are escaped too, such as U+FE0F after an emoji.
+    So no name looks like another name. Variation selectors are escaped too, such as U+FE0F after an emoji.
     """
     if is_printable(text):
         return text
@@ -55,8 +56,9 @@ def printable_json(encoded: bytes) -> bytes:
 
 
 class _Escapes(dict[int, str]):
-    """What `str.translate` puts in place of each character. Keeps the last characters, because a client may send long texts of
-    them.
+    """The replacement of each character for `str.translate`.
+
+    The last replacements are cached, because a client may send long texts of the same characters.
     """
 
     def __init__(self, escape: Callable[[str], str]) -> None:

@@ -33,7 +33,7 @@ class Limit:
     default: int
     maximum: int
     items: str
-    """What the limit counts, for messages, e.g. `nodes`."""
+    """The noun for the limited objects in messages, such as `nodes`."""
 
 
 LIMITS = {

@@ -1,9 +1,10 @@
 """The connections of the admin port: accepting them, their TLS handshakes, their bounds and their time limits.
 
 A connection is *pending* until its first request is complete, with its body. Then it is *established*. Pending connections
-have a bound of their own, and a further one takes the place of the oldest pending one of the address with the most. So
-clients that send nothing, or slowly, neither use up the open files of the server, nor keep a health check out, even from
-its own address: a health check sends its request at once, long before as many other connections arrive as may be pending.
+have a bound of their own. A further pending connection replaces the oldest pending connection of the address that has the
+most. So clients that send nothing, or slowly, neither use up the open files of the server, nor keep a health check out, even
+from its own address: a health check sends its request at once, long before as many other connections arrive as may be
+pending.
 
 The input of all connections is parsed in turns, because a chunked body takes a microsecond for each two or three bytes, and a
 client sends it without authentication.
@@ -95,7 +96,7 @@ class Admitted:
         self.deadline = deadline
         """Event-loop time at which the connection is closed."""
         self.is_busy = False
-        """A request is being handled, so the connection does not make room for another one."""
+        """Whether a request is being handled. A busy connection is not replaced by another connection."""
         self.task: asyncio.Task[None] | None = None
         """The task that sets up the transport, with the TLS handshake."""
         self.transport: asyncio.Transport | None = None

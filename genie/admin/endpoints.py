@@ -47,7 +47,7 @@ class HealthEndpoints:
         return web.Response(status=200 if all(map(is_ready, views.values())) else UNAVAILABLE, text=body)
 
     async def leader(self, request: web.Request) -> web.Response:
-        """Respond 200 if this server leads the requested namespace, by default the first namespace."""
+        """Respond 200 if this server leads the requested namespace, by default the first one, and its store is available."""
         namespaces = self._server.namespaces
         view = namespaces[api.read_namespace(request, namespaces)]
         if view.role == "leader" and view.store_available:

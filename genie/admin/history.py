@@ -19,7 +19,7 @@ from genie.history.search import Entry, Query, Result
 log = structlog.get_logger()
 
 MAX_SEARCHES: Final = 2
-"""Number of searches at the same time. Further ones are rejected."""
+"""Maximum number of searches at the same time. Further searches are rejected."""
 TIMEOUT_S: Final = 10.0
 """Maximum duration of a search in seconds."""
 MAX_REQUESTS: Final = 100

@@ -68,8 +68,9 @@ class _Connection(web.RequestHandler):
             self._unparsed += data
 
     def _parse(self) -> tuple[int, bool]:
-        """Parse a part of the input. Return its bytes, and whether more input waits."""
-        if self.transport is None or self.transport.is_closing():  # aiohttp fails if a request arrives then
+        """Parse the next part of the input. Return the number of bytes in the part, and whether more input is left."""
+        # aiohttp fails if a request arrives on a closing connection.
+        if self.transport is None or self.transport.is_closing():
             return 0, False
         part = bytes(self._unparsed[:PART_BYTES])
         del self._unparsed[:PART_BYTES]

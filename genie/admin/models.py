@@ -76,7 +76,7 @@ class Namespace(ApiModel):
 
 
 class State(ApiModel):
-    """`/api/state`: overview of the requested namespace; `connections` and `lag` are those of the server."""
+    """`/api/state`: overview of the requested namespace. `connections` and `lag` belong to the whole server."""
 
     version: str
     namespace: str
@@ -102,8 +102,8 @@ class State(ApiModel):
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
     locks_age: int | None
-    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until the next leader is known.
-    None on other servers, which report 0."""
+    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until the next leader is
+    known. None on other servers, which report 0."""
     held: int
     """Held requests."""
     waiting: int
@@ -277,7 +277,7 @@ class OrderEdge(ApiModel):
     ascending if digits are compared as characters), `descending by text` (but ascending if digits are compared as numbers) or
     `upgrade` (the same name)."""
     count: int
-    """How many requests have done so."""
+    """Number of requests that took the locks in this order."""
     last_at: int
     guards: list[str]
     """Locks that all of these transactions also held."""
@@ -326,8 +326,8 @@ class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):
 
     id: int
     resource: str
-    """The resource that blocks: one that the waiting request names, or one that contains it or is below it if one of the two is
-    a subtree."""
+    """The resource that blocks: one that the waiting request names, or one that contains it or is below it if one of the two
+    is a subtree."""
     mode: str
     """`exclusive`, `shared` or `units`."""
     state: str
@@ -398,7 +398,8 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
     """The requested locks, as `exclusive:NAME`, `shared:NAME` or `2/10:NAME`: at most 10, that of the resource among them."""
     resources_total: int
     mode: str
-    """The mode in which the request asked for the resource, or for a subtree that contains it: `exclusive`, `shared` or `units`."""
+    """The mode in which the request asked for the resource, or for a subtree that contains it: `exclusive`, `shared` or
+    `units`."""
     asked_at: float | UnsetType = UNSET
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET

@@ -65,7 +65,7 @@ MAX_CACHED_BYTES: Final = 32 << 20
 MAX_SENT_BYTES: Final = 64 << 20
 """Maximum bytes of the large responses that are being sent. Beyond it, large responses are rejected while others are sent."""
 LARGE_BYTES: Final = 1 << 20
-"""Bytes of a response from which on it is large. Smaller ones are bounded by the number of connections."""
+"""A response with at least this number of bytes is large. The number of connections bounds smaller responses."""
 MAX_WAITING_REQUESTS = 64
 """Maximum number of requests that wait for a response. Further requests are rejected."""
 
@@ -125,7 +125,7 @@ class ResponseCache:
             self._waiting_count -= 1
 
     def _make_room(self, size: int) -> None:
-        """Drop the oldest responses until another one with `size` bytes fits."""
+        """Drop the oldest responses until a further response of `size` bytes fits."""
         cached = sum(_size(response.body) for response in self._cached.values())
         while self._cached and (len(self._cached) >= MAX_CACHED_RESPONSES or cached + size > MAX_CACHED_BYTES):
             cached -= _size(self._cached.pop(next(iter(self._cached))).body)

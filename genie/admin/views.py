@@ -280,7 +280,8 @@ async def _requests_below(requests: dict[int, Request], subtree: str, budget: Wo
 
 
 async def requests(table: LockTable, text: str, limit: int, now: float, budget: WorkBudget) -> models.Requests:
-    """Return held requests, and waiting ones if there is a text: at most `limit` in all, the oldest first.
+    """Return the oldest held requests, or if there is a text, the oldest held and waiting requests with this text: at most
+    `limit`.
 
     A text is compared with the names of resources, transactions and notes, without regard to case. The holders of a
     resource with exactly this name are found among any number of requests.
@@ -367,7 +368,7 @@ def _blocker(blocker: Blocker) -> models.Blocker:
 
 
 def _blocking_fields(blocker: Blocker) -> dict[str, Any]:
-    """Return what a request blocks another one with, and since when (unix ms)."""
+    """Return the fields of a blocker: the lock that it holds or waits for, and since when (unix ms)."""
     state = "held" if blocker.held else "queued"
     fields = {"resource": blocker.resource, "mode": blocker.mode, "state": state, "since": blocker.since_unix_ms}
     return fields | _unit_fields(blocker.units)

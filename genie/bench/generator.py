@@ -28,7 +28,7 @@ class WorkloadParameters:
     keys: int = 8
     """Number of keys of `mixed`, shared by all slots."""
     shared_percent: int = 80
-    """Percentage of the requests of `mixed` that are shared; the others are exclusive."""
+    """Percentage of shared requests in `mixed`. All other requests are exclusive."""
     resources: int = 3
     """Number of resources in each request of `several`."""
 

@@ -41,7 +41,7 @@ The seconds are None during the warm-up.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """How to run each workload."""
+    """The options with which each workload is run."""
 
     address: Address
     connections: int
@@ -309,7 +309,10 @@ class LoadRunner:
             self._tally.errors[NOT_RELEASED] += protocol.connection.unfinished_count
 
     async def _wait_for_tick(self, remaining_s: float) -> None:
-        """Wait for the next tick, but at most `remaining_s` seconds. An interrupt or the loss of all connections ends the wait."""
+        """Wait for the next tick, but at most `remaining_s` seconds.
+
+        An interrupt or the loss of all connections ends the wait.
+        """
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(min(remaining_s, TICK_INTERVAL_S)):

@@ -31,7 +31,7 @@ SECTIONS = {
         "bench": "Measure the throughput and the latency of a server.",
     },
 }
-"""What `genie --help` says about each command. It does not import the commands, of which some need an extra."""
+"""The descriptions of the commands in `genie --help`. They are here so that the help imports no command: some need an extra."""
 
 COMMANDS = tuple(sorted(name for section in SECTIONS.values() for name in section))
 

@@ -92,14 +92,22 @@ def show(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
 @json_option
 @click.pass_context
 def limits(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
-    """Show how much memory clients can make a server with these settings use at most.
+    """Show the greatest amount of memory that clients can make a server with these settings use.
 
-    Each row is a limit: its number, the bytes of each object that it counts, and their product. The limits of a namespace
-    apply to each namespace.
+    Each row is a limit: how many objects it permits, the bytes of one object, and the product. For a limit that applies to
+    each namespace separately, the product includes all namespaces.
     """
-    settings = Configuration(ctx, options).load()
+    report = _limits_report(Configuration(ctx, options).load())
+    if as_json:
+        print_json(codec.dumps(report))
+    else:
+        _print_limits(report)
+
+
+def _limits_report(settings: Settings) -> dict[str, Any]:
+    """Return the content of `genie config limits --json`."""
     namespaces = len(settings.namespaces)
-    rows: list[dict[str, Any]] = [
+    rows = [
         {
             "what": bound.what,
             "setting": None if bound.setting is None else file_key(bound.setting),
@@ -110,24 +118,26 @@ def limits(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
         }
         for bound in memory_bounds(settings)
     ]
-    total, max_state = total_bytes(settings), settings.limits.max_state
+    max_state = settings.limits.max_state
     costs = [{"what": what, "bytes_each": each, "fit": max_state // each} for what, each in STATE_COSTS.items()]
-    if as_json:
-        share = [{"what": what, "limit": limit} for what, limit in principal_share(settings).items()]
-        print_json(codec.dumps({"limits": rows, "bytes": total, "max_state": costs, "principal": share}))
-        return
+    share = [{"what": what, "limit": limit} for what, limit in principal_share(settings).items()]
+    return {"limits": rows, "bytes": total_bytes(settings), "max_state": costs, "principal": share}
+
+
+def _print_limits(report: dict[str, Any]) -> None:
+    """Print the report of `genie config limits` as tables."""
     print_lines(f"{'':<42}{'setting':<26}{'limit':>13}  {'bytes each':>11}  {'MiB at most':>11}")
-    for row in rows:
+    for row in report["limits"]:
         sizes = f"{row['limit']:>13,}  {row['bytes_each']:>11,}  {_mib(row['bytes']):>11,}"
-        repeated = "" if row["namespaces"] == 1 else f"  in {namespaces} namespaces"
+        repeated = "" if row["namespaces"] == 1 else f"  in {row['namespaces']} namespaces"
         print_lines(f"{row['what']:<42}{row['setting'] or '':<26}{sizes}{repeated}")
-    print_lines(f"{'this much memory at most':<94}  {_mib(total):>11,}", "")
+    print_lines(f"{'all limits together':<94}  {_mib(report['bytes']):>11,}", "")
     print_lines("limits.max_state is enough for any one of these:")
-    for cost in costs:
+    for cost in report["max_state"]:
         print_lines(f"{cost['fit']:>13,} {cost['what']}, {cost['bytes_each']:,} bytes each")
     print_lines("", "If clients need a token, one principal has at most:")
-    for what, limit in principal_share(settings).items():
-        print_lines(f"{limit:>13,} {what}")
+    for part in report["principal"]:
+        print_lines(f"{part['limit']:>13,} {part['what']}")
 
 
 def _mib(size: int) -> int:

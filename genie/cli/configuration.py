@@ -1,4 +1,6 @@
-"""The settings of `genie serve` from three places: an option precedes a variable, which precedes the file, then the default."""
+"""The settings of `genie serve`. The value of a setting comes from the first of these sources that has it: option, variable,
+file, default.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ LEDGER = "ledger"
 """The section that describes a ledger for the application `genie-ledger`. The server ignores it."""
 
 OPTION_ONLY = frozenset({"config", "as_json", "help"})
-"""Parameters of commands that are no keys of the file."""
+"""Parameters of commands that are not keys of the file."""
 PATHS = frozenset({"token_file", "tls_cert", "tls_key", "tls_ca"})
 """Options that are paths. In the file they are relative to the folder of the file."""
 RANKS = {ParameterSource.COMMANDLINE: 3, ParameterSource.ENVIRONMENT: 2, ParameterSource.DEFAULT_MAP: 1}
-"""The precedence of the sources. `DEFAULT_MAP`, click's name for such a source, is the file."""
+"""The precedence of the sources. `DEFAULT_MAP`, click's name for a source of defaults, stands for the file."""
 
 
 class ConfigurationError(InvalidArgument, ValueError):
@@ -125,7 +127,7 @@ def read_file(path: str, params: Iterable[click.Parameter]) -> dict[str, Any]:
     by_key = {file_key(name): param for param in params if (name := param.name) and name not in OPTION_ONLY}
     values: dict[str, Any] = {}
     errors = []
-    for key, value in _flat(document):
+    for key, value in _flatten_sections(document):
         if key not in by_key:
             errors.append(f"{path}: {_unknown(key, value, by_key)}")
             continue
@@ -142,8 +144,11 @@ def read_file(path: str, params: Iterable[click.Parameter]) -> dict[str, Any]:
     return values
 
 
-def _flat(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield each key of a document with its value: `section.key` for those in a section that exists."""
+def _flatten_sections(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each key of a document with its value. A key of a known section (`GROUPS`) is yielded as `section.key`.
+
+    An unknown section is yielded like a key, so that the caller rejects it.
+    """
     for name, value in document.items():
         if name in GROUPS and isinstance(value, dict):
             for key, inner in value.items():
@@ -177,9 +182,10 @@ def _unknown(key: str, value: object, by_key: Mapping[str, click.Parameter]) -> 
 
 
 def _convert(param: click.Parameter, value: Any) -> Any:
-    """Return the value of a key as that of its option. Raises ValueError, which says what would be right.
+    """Convert the value of a key to the value of its option.
 
-    The type must be TOML's own: a number is no string. The value of a secret is not repeated.
+    Raises ValueError if the value is invalid, or has the wrong type in TOML: a number is not accepted as a string. The
+    message says which values are valid, and does not contain the value of a secret.
     """
     kind = param.type
     expected, right = _EXPECTED.get(type(kind).__name__, (str, "a string"))

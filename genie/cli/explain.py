@@ -61,7 +61,7 @@ async def _query_replies(client: Querier, id: int) -> Replies:
 
 
 def _report_lines(replies: Replies, now_ms: float, columns: int | None = None) -> Iterator[str]:
-    """Yield the lines of the report; none if the request does not exist."""
+    """Yield the lines of the report. Yield no line if the request does not exist."""
     for row in replies["request"]["queue"]:
         yield from _waiter_report(row, replies["blockers"], now_ms, columns)
     for row in replies["request"]["holders"]:
@@ -128,27 +128,29 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, col
 
 
 def _waiter_lines(
-    holder: Row, resource: str, reply: Reply, now_ms: float, columns: int | None, seen: set[tuple[int, str]]
+    holder: Row, held: str, reply: Reply, now_ms: float, columns: int | None, seen: set[tuple[int, str]]
 ) -> Iterator[str]:
-    """Yield a line for each request that waits for the request `holder` to release a resource.
+    """Yield a line for each request that waits until `holder` releases the resource `held`, at most `MAX_WAITERS_SHOWN`.
 
-    `reply` contains the wait queue of the resource, in which some requests may wait for other holders only. `seen` are the
-    waiters of other resources, and what they wait for: a request for a subtree waits for several locks below it.
+    Further lines count the waiters that are not shown, and the requests that the server has not listed. `reply` contains the
+    wait queue of the resource, in which some requests may wait for other holders only. `seen` are the waiters of other
+    resources, and what they wait for: a request for a subtree waits for several locks below it. The function adds the waiters
+    of this resource to `seen`.
     """
-    name = bare_name(resource)
-    waiters = [row for row in reply["queue"] if _waits_for(row, holder, resource)]
+    name = bare_name(held)  # without the mode
+    waiters = [row for row in reply["queue"] if _waits_for(row, holder, held)]
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
         suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
-        requested = next((requested for requested in waiter["resources"] if _overlap(bare_name(requested), name)), name)
+        requested = next((each for each in waiter["resources"] if _overlap(bare_name(each), name)), name)
         if (waiter["id"], requested) in seen:
             continue
         seen.add((waiter["id"], requested))
         yield from fold(INDENT, f"└ {_request_name(waiter)} for {requested}{suffix}", columns)
     if len(waiters) > MAX_WAITERS_SHOWN:
-        yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {resource}", columns)
+        yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {held}", columns)
     unlisted = reply["queueTotal"] - len(reply["queue"])
     if unlisted > 0:
-        text = f"└ {unlisted:,} more are in the queue, which the server did not list: {name}"
+        text = f"└ {unlisted:,} more requests are in the wait queue of {name}; the server did not list them"
         yield from fold(INDENT, text, columns)
 
 

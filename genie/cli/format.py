@@ -89,7 +89,7 @@ def shorten(text: str, columns: int) -> str:
     text = printable(text)
     if width(text) <= columns:
         return text
-    end, begin = len(text) // 2, len(text) // 2  # of what is kept before and after the ellipsis
+    end, begin = len(text) // 2, len(text) // 2  # the widths of the parts before and after the ellipsis
     before, after = width(text[:end]), width(text[begin:])
     while before + 1 + after > columns and (end or begin < len(text)):
         if before > after:
@@ -134,7 +134,10 @@ def fold(indent: str, text: str, columns: int | None) -> list[str]:
 
 
 def request_name(id: int, transaction: str | None) -> str:
-    """Return the id of a request, with its transaction: `7 of transfer-1`. None, or the id itself: it has no transaction."""
+    """Return the id of a request, with its transaction: `7 of transfer-1`.
+
+    `transaction` is None, or equal to the id, if the request has no transaction.
+    """
     return str(id) if transaction in (None, str(id)) else f"{id} of {transaction}"
 
 
@@ -210,7 +213,7 @@ def wrap_table(
 
 
 def _narrow(widths: list[int], excess: int, headers: Sequence[str], wrapped: Sequence[int]) -> None:
-    """Reduce the widths of the columns `wrapped` by `excess` in all, the widest one first, as far as they may shrink."""
+    """Reduce the widths of the columns `wrapped` by a total of `excess`, the widest first, but none below its minimum."""
     while excess > 0:
         shrinkable = [i for i in wrapped if widths[i] > max(MIN_WRAPPED_COLUMNS, width(headers[i]))]
         if not shrinkable:

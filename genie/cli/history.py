@@ -1,4 +1,4 @@
-"""`genie history`: who asked for a lock, waited, held it, and how it ended, as text, JSON or a chart."""
+"""`genie history`: the recorded requests for a lock, with their waits, holds and ends, as text, JSON or a chart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from genie.text import printable
 
 HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENCE")
 RESOURCES = "RESOURCES"
-"""The header in place of MODE if the requests of several resources are shown."""
+"""The header that replaces MODE if requests for several resources are shown."""
 MAX_RESOURCES = 10
 """Resources of a request that are shown, as many as `genie inspect` lists; `--json` has all."""
 WRAPPED = (2, 3, 5)

@@ -14,7 +14,7 @@ from genie.cli.output import print_error
 from genie.text import printable
 
 MAX_SENTENCE = 1_000
-"""No sentence is longer, so that click truncates none."""
+"""A length that no sentence exceeds, so that click truncates no sentence."""
 
 
 class ReportedError(click.ClickException):

@@ -24,7 +24,7 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not b
 
 
 class LocalStatus(NamedTuple):
-    """What a server does in each of its namespaces."""
+    """The roles of a server in its namespaces."""
 
     is_ready: bool
     namespaces: dict[str, str]

@@ -33,7 +33,7 @@ from genie.text import printable
 MAX_PORT = 65535
 VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
 FILE_SOURCES = "genie.file_sources"
-"""Key in the metadata of a command: by the name of a parameter, which key of which file has set it."""
+"""Key in the metadata of a click context, for a dict: by the name of a parameter, the key and the file that have set it."""
 
 
 class SourcedOption(click.Option):

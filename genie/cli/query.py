@@ -130,7 +130,7 @@ class Output:
 
     as_json: bool
     wide: bool = False
-    """Each row is one line. Otherwise rows are wrapped on a terminal."""
+    """Whether each row is one line. Otherwise rows are wrapped on a terminal."""
 
     def print(
         self,

@@ -179,7 +179,7 @@ def _target_lines(targets: ReleaseList, now_ms: float, columns: int | None) -> I
 
 
 def _outcome_lines(reasons: dict[int, str]) -> Iterator[str]:
-    """Yield how many requests were released, and why each other one ended or was not released."""
+    """Yield the number of released requests, and for each other request why it ended earlier or was not released."""
     yield f"Released: {sum(reason == 'success' for reason in reasons.values()):,}"
     for id_, reason in reasons.items():
         if reason != "success":

@@ -172,7 +172,7 @@ def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, lim
 
 
 def _step_lines(steps: list[Step], total: int) -> Iterator[str]:
-    """Yield the lines of the first steps, of `total` ones."""
+    """Yield the lines of the first steps. `total` is the number of all steps."""
     for step in steps:
         moment = datetime.fromtimestamp(step.at / 1000).astimezone()
         yield f"{moment:%H:%M:%S.%f}"[:12] + "  " + step.command

@@ -76,7 +76,7 @@ class RunOptions:
     port: int
     namespace: str | None
     queue_timeout: float | None
-    """The request waits without a limit if this is None."""
+    """None: the request waits without a limit."""
     max_hold: float | None
     """Maximum hold time. Without one, the locks are extended while the command runs."""
     transaction: str | None
@@ -88,7 +88,7 @@ class RunOptions:
     kill_after: float
     """Time between SIGTERM and SIGKILL when the locks are lost."""
     keep_token: bool = False
-    """The command gets GENIE_TOKEN, the access token of its caller."""
+    """Whether the command inherits GENIE_TOKEN, the access token of its caller."""
 
 
 class LockedCommand:

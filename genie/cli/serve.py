@@ -48,7 +48,8 @@ _REDIS = (
     "redis+cluster://host,host; rediss for TLS."
 )
 OTHER_OPEN_FILES = 640
-"""Open files that the server needs in addition to the connections of clients. Most of them are connections to the admin port."""
+"""Open files that the server needs in addition to the connections of clients. Most of them are connections to the admin
+port."""
 Command = Callable[..., Any]
 ReadSettings = Callable[[], Settings]
 

@@ -1,4 +1,6 @@
-"""What a command of another application needs to look and behave like the commands of `genie`. This module is public API."""
+"""Functions with which the commands of other applications look and behave like the commands of `genie`. This module is
+public API.
+"""
 
 from __future__ import annotations
 

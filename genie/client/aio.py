@@ -1,4 +1,6 @@
-"""The public asyncio API: `connect`, `Client`, `Lock`, and what `client.lock` and `client.watch` return."""
+"""The public asyncio API: `connect`, `Client`, `Lock`, and the context managers and iterators that the methods of `Client`
+return.
+"""
 
 from __future__ import annotations
 
@@ -276,10 +278,10 @@ class TransactionContext:
 
     def __init__(self, connection: AsyncConnection, locks: TransactionLocks, names: RunningNames | None) -> None:
         self.locks = locks
-        """What the transaction has asked for."""
+        """The requests of the transaction."""
         self._connection = connection
         self._names = names
-        """Where the name is claimed while the block runs; None: the caller has claimed it."""
+        """The names in use, to which the name is added while the block runs. None if the caller has added it."""
         self._task: asyncio.Task[Any] | None = None
         """The task that runs the block; None: the block has not begun."""
         self._earlier_cancellations = 0

@@ -397,35 +397,28 @@ class AsyncConnection:
             self._resolver.close()
 
     async def close(self, *, release: bool = False) -> None:
-        """End the session and the connection. Waiting calls fail, and their requests are released.
+        """End the session and close the connection. Waiting calls fail, and the server cancels their requests.
 
-        `release`: release all held locks, too, and wait at most `response_timeout` for that. A warning names the locks that
-        may stay held.
+        The server releases the locks that are bound to the session. The other locks stay held, and a warning names them. With
+        `release` the client releases them first, which takes at most `response_timeout`.
 
-        Waits at most `response_timeout`, and at most `BYE_TIMEOUT_S`, for the server's reply to `bye`. Without a reply, the
+        Waits for the server's reply to `bye`, for the shorter of `BYE_TIMEOUT_S` and `response_timeout`. Without a reply, the
         server ends the session after the session timeout.
         """
         if self._closed:
             return
         self._closed = True  # from here on, no lock is requested
         try:
-            kept = [request for request in self.session.requests.held() if not request.bound_to_session]
+            unbound = [request for request in self.session.requests.held() if not request.bound_to_session]
             self._deliver(self.session.begin_close(time.monotonic()))
             self.flush_soon()
-            if release and kept:
+            hint = "release or detach locks before `close`, or call close(release=True)"
+            if release and unbound:
+                hint = "the server has not confirmed their release"
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.session.calls.response_timeout):
-                        await self._release_and_wait(kept)
-            kept = [request for request in kept if request.state in (RequestState.HELD, RequestState.RELEASING)]
-            if kept:
-                names = ", ".join(f"{request.id} ({' '.join(request.resources)})" for request in kept)
-                logger.warning(
-                    "the client was closed with locks held, until they are released by id or time out: %s. %s",
-                    names,
-                    "Their release was not confirmed"
-                    if release
-                    else "Release them before, detach them, or use close(release=True)",
-                )
+                        await self._release_and_wait(unbound)
+            _warn_of_held_locks(unbound, hint)
             if self.session.up:
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.session.calls.response_timeout)):
                     await self._send_and_wait(Bye())
@@ -720,3 +713,13 @@ class AsyncConnection:
         self._resolver.close()
         if self._handler is not None and self._handler.transport is not None:
             self._handler.transport.abort()
+
+
+def _warn_of_held_locks(requests: list[Request], hint: str) -> None:
+    """Log a warning that names the locks of a closed client that may still be held."""
+    held = [request for request in requests if request.state in (RequestState.HELD, RequestState.RELEASING)]
+    if held:
+        names = ", ".join(f"{request.id} ({' '.join(request.resources)})" for request in held)
+        logger.warning(
+            "the client was closed with locks held, until they are released by id or time out: %s. %s", names, hint
+        )

@@ -1,8 +1,8 @@
 """One round of staggered attempts to connect (RFC 8305), over all addresses of all servers.
 
 An attempt begins 250 ms after the previous attempt, or as soon as an attempt has failed, so that an address that does not
-answer costs at most 250 ms. A host name is resolved when its turn comes, and each of its addresses is an attempt. The first attempt that
-completes its handshake with a leader wins, and the others are closed.
+answer costs at most 250 ms. A host name is resolved when its turn comes, and each of its addresses is an attempt. The first
+attempt that completes its handshake with a leader wins, and the others are closed.
 
 Attempts connect at the same time, but only one of them sends `hello` at a time. Several addresses may belong to one server,
 and there a second `hello` with the secret of the session would take the session over from the first.

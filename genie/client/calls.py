@@ -27,7 +27,8 @@ class Calls:
     Args:
         handshake: the state of the connection.
         response_timeout: seconds that a caller waits for a server.
-        ref_prefix: begins every `ref`. It makes them unique among the clients that use the same secret one after the other.
+        ref_prefix: the beginning of every `ref`. It makes the `ref`s unique among the clients that use the same secret one
+            after the other.
         explain_unavailable: returns why there is no connection.
 
     """
@@ -39,7 +40,7 @@ class Calls:
         self.unsent_lines: list[bytes] = []
         """Encoded commands that the I/O layer has not written yet."""
         self.outcomes: list[Outcome] = []
-        """What the session will return to the I/O layer next."""
+        """The outcomes that the session returns to the I/O layer next."""
         self.pending: dict[str, Call] = {}
         """The calls without a reply on this connection, by their `ref`, except releases by the `ref` of a request."""
         self.deferred: list[Call] = []
@@ -50,8 +51,8 @@ class Calls:
         self.next_deadline = math.inf
         """The time at which `on_timer` must be called; inf: no caller waits."""
         self._deadlines: dict[Call, float] = {}
-        """When the callers give up, the earliest first. One timer serves all of them, because a timer for each release would
-        cost more than its encoding."""
+        """The times at which the callers give up, the earliest first. One timer serves all callers: a timer for each release
+        would take longer than encoding the release."""
         self._handshake = handshake
         self._ref_prefix = ref_prefix
         self._ref_numbers = count(1)
@@ -98,7 +99,10 @@ class Calls:
         self._deadlines[call] = deadline
 
     def drop_caller(self, call: Call) -> None:
-        """Ignore the outcome of a call, because its caller no longer waits. Only a release is still sent on the next connection."""
+        """Ignore the outcome of a call, because its caller no longer waits.
+
+        Only a release is still sent on the next connection.
+        """
         call.future = None
         self._deadlines.pop(call, None)
         if call in self.deferred:

@@ -159,8 +159,8 @@ class Outcome(NamedTuple):
 class Request(Call):
     """The command `request`, and the lock that results from it.
 
-    It has many fields, because a client may hold 100,000 locks: parts of their own would take more memory for each lock.
-    All points in time are seconds of this client's monotonic clock; inf: never.
+    It has many fields: objects for groups of fields would take more memory for each lock, and a client may hold 100,000
+    locks. All points in time are seconds of this client's monotonic clock; inf: never.
     """
 
     __slots__ = (
@@ -313,7 +313,9 @@ class Release(Call):
 
 
 class TimedCall(Call):
-    """A command of which the client must know when it was sent, because the server's answer extends something from then on."""
+    """A command whose time of sending the client must know: the server's answer extends a lock or the lease from this time
+    on.
+    """
 
     __slots__ = ("sent_at",)
 
@@ -398,12 +400,12 @@ def make_request(
     """Make a request that locks all of the resources at once. Timeouts are in seconds, or are timedeltas.
 
     A resource is written `shared:NAME`, `exclusive:NAME`, `NAME` (exclusive) or `2/10:NAME` (units). A resource that is
-    listed twice is locked once, exclusively if either of the two is exclusive; its units are added up. `ref` identifies the request in the protocol.
+    listed twice is locked once, exclusively if either of the two is exclusive; its units are added up. `ref` identifies the
+    request in the protocol.
 
     Raises:
         ValueError, TypeError: if an argument is invalid.
         RequestRejected: if the encoded command is longer than the protocol allows.
-
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request must name 1 to {MAX_RESOURCES} resources, not {len(resources)}")

@@ -20,7 +20,8 @@ from genie.protocol import diagnostics
 from genie.tls import MIN_VERSION, load_ca, load_certificate
 
 logger = logging.getLogger("genie.client")
-"""Warnings of the clients: ignored variables, locks that stay held or are released later than their block has ended."""
+"""Logs the warnings of the clients: ignored variables, and locks that stay held or are released after the end of their
+block."""
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7077
@@ -50,7 +51,7 @@ class ClientOptions:
     note: str | None = None
     lazy: bool = False
     waits_for_servers: bool = True
-    """False: entering the client fails as soon as no server answers in one round. For commands that a person types."""
+    """If false, entering the client fails as soon as no server answers in one round. Commands of the command line use this."""
 
 
 class Address(NamedTuple):

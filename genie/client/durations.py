@@ -9,10 +9,10 @@ from datetime import timedelta
 from genie.protocol.limits import MAX_TIMEOUT_MS
 
 SUSPECTED_FROM_S = 10_000
-"""A plain number of this size may be meant as milliseconds, the unit on the wire: 60000 for a minute."""
+"""A number of at least this size may be meant in milliseconds, the unit of the protocol: 60000 for a minute."""
 
 _warned_of: set[str] = set()
-"""The names of the arguments of which a program was warned, so that it is warned of each of them once."""
+"""The names of the arguments for which a warning was emitted, so that it is emitted once for each."""
 
 
 def to_seconds(duration: float | timedelta, name: str) -> float:

@@ -1,4 +1,4 @@
-"""The exceptions of the client, made from what the server replied or from what the client found out itself."""
+"""Makes the exceptions of the client, from replies of the server or from observations of the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from genie.errors import (
 from genie.protocol.messages import Error, Released
 
 SUCCESS = "success"
-"""The `reason` of a `released` message for a lock that was released, in contrast to one that ended otherwise."""
+"""The `reason` of a `released` message if a `release` ended the lock."""
 
 
 def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Blocker]], str]) -> LockError:

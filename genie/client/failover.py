@@ -1,4 +1,6 @@
-"""Failover: in which order and after which delay a client tries its servers, and why the last attempt failed."""
+"""Failover: the order in which a client tries its servers, the delays between the rounds, and the reason of the last
+failure.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ class ServerList:
         self.hello_patience_s = self._next_patience_s = self._first_patience_s
         """Seconds for the answer to `hello`, if there are other servers to try. Doubled in each round."""
         self.any_server_answered = False
-        """Whether any server has replied, even if only that it is not the leader."""
+        """Whether any server has replied, even with an error, such as a follower's `unavailable`."""
         self.next_round_delay_s = 0.0
         """Seconds to wait before the next round; 0 after a successful connection."""
         self._backoff = Backoff()

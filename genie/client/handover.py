@@ -1,9 +1,9 @@
-"""How the background thread of the client for threads hands results over to the threads of callers.
+"""Hands the results of calls over from the background thread of the client for threads to the calling threads.
 
 A signal handler may raise an exception at any point of the main thread: Ctrl-C, a soft time limit, an alarm. Such an
 exception inside `concurrent.futures.Future` or `threading.Event` can leave their internal lock held for ever, and the
-background thread, which completes all calls, would block on that lock. Here the caller only waits on a lock that belongs
-to this one wait, and only the background thread releases it. So there is nothing that an interrupted caller can leave held.
+background thread, which completes all calls, would block on that lock. Here the caller only waits on a mutex that belongs to
+this one wait, and only the background thread releases it. So an interrupted caller leaves no mutex held.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The connections of a session, one after the other: the handshake of each, and why the client must close one or give up.
+"""The handshakes of the successive connections of a session, and the reasons for which the client closes a connection or
+gives up.
 
 Every connection begins with `hello` and a `ping`. The server replies with `welcome`, then with the state of the session's
 requests (resumption), then with `pong`. The client sends nothing else before it has received `pong`.
@@ -70,7 +71,8 @@ class Handshake:
         self.has_ended = False
         """Whether the client must not connect again, because other processes use its session."""
         self._rejection: RequestRejected | None = None
-        """The error that ended the client, or the error of the last server if all servers have rejected this client for good."""
+        """The error that ended the client, or the error of the last server if all servers have rejected this client for
+        good."""
         self._takeovers = 0
         """Number of connections in a row that have ended by a takeover."""
         self._is_taken_over = False

@@ -7,11 +7,11 @@ import math
 from genie.client.commands import Lease
 
 PING_INTERVAL_S = 2.0
-"""Time without a message from the server after which it is pinged.
+"""Time without a message from the server after which the client sends a ping.
 
-A hung leader is replaced when its lease expires, after 3 s by default. The client should reconnect at about that time,
-and before a lock with a watchdog (10 s by default, of which a third may have passed) or the session ends. A shorter
-interval would not help, and would cost the server more pings on each connection with a waiting call.
+A hung leader is replaced when its lease expires, after 3 s by default. The client should reconnect at about that time, and
+before the session ends, or a lock with a watchdog (after 10 s by default, of which a third may have passed). A shorter
+interval would only cause more pings on each connection with a waiting call.
 """
 MIN_PING_INTERVAL_S = 0.1
 """Lower bound of the interval that a server recommends."""
@@ -99,9 +99,9 @@ class SessionLease(Lease):
     """The session as a lease: `ends_at` is the time until which the server certainly keeps the session.
 
     The server keeps a session for its timeout after the server has lost the connection. The client can't know that time:
-    with a half-open connection the client notices the loss much later, or never. But the server had the connection when
-    it received a command that it has answered. So each answer renews the lease, and the lease counts from the time at
-    which the answered command was sent.
+    with a half-open connection the client notices the loss much later, or never. But the server had the connection when it
+    received a command that it has answered. So each answer of one of these kinds renews the lease, from the time at which
+    the client sent the command: `welcome`, `pong`, `extended`, and `locked` for a bound lock.
     """
 
     def __init__(self, timeout: float) -> None:

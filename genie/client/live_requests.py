@@ -29,7 +29,7 @@ class LiveRequests:
     A request that has ended, or whose lock is lost, is removed.
 
     The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from the
-    time at which it sent the command that the server answered, so the lock never ends at the server before.
+    time at which it sent the answered command, so the lock never ends at the server before it ends at the client.
     """
 
     def __init__(self) -> None:
@@ -127,24 +127,22 @@ class LiveRequests:
         The timer of a fired watchdog is restarted. The caller must end the expired and the overdue requests.
         """
         fired = TimerEvents()
-        self.next_timer = math.inf
+        next_timer = math.inf
         for request in self.by_ref.values():
-            if request.state is RequestState.RELEASING:  # has no timer in this class
-                continue
             if request.state is RequestState.WAITING:
                 if request.response_deadline <= now:
                     fired.overdue.append(request)
+                else:
+                    next_timer = min(next_timer, request.response_deadline)
+            elif request.state is RequestState.HELD:
+                if request.hold_ends_at <= now:
+                    fired.expired.append(request)
                     continue
-            elif request.hold_ends_at <= now:
-                fired.expired.append(request)
-                continue
-            elif request.renew_at <= now:
-                request.renew_at = now + request.transaction_timeout / 3
-                fired.renewing.append(request)
-            if request.state is RequestState.HELD:
-                self.next_timer = min(self.next_timer, request.hold_ends_at, request.renew_at)
-            else:
-                self.next_timer = min(self.next_timer, request.response_deadline)
+                if request.renew_at <= now:
+                    request.renew_at = now + request.transaction_timeout / 3
+                    fired.renewing.append(request)
+                next_timer = min(next_timer, request.hold_ends_at, request.renew_at)
+            # A RELEASING request has no timer here.
         # Many timers at different times must not cause a scan for each of them.
-        self.next_timer = max(self.next_timer, now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref))
+        self.next_timer = max(next_timer, now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref))
         return fired

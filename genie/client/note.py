@@ -1,4 +1,4 @@
-"""The default note of a client: which program, process and host it is, for operators and for blocked clients."""
+"""The default note of a client, which shows its program, process and host to operators and to blocked clients."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 class OnceDecorator(Protocol):
-    """What `once` returns: decorates a function or a coroutine function. The result is None if the job was skipped."""
+    """The decorator that `once` returns, for functions and coroutine functions.
+
+    The decorated function returns None if the job was skipped.
+    """
 
     @overload
     def __call__(self, job: Callable[P, Coroutine[Any, Any, T]], /) -> Callable[P, Coroutine[Any, Any, T | None]]: ...
@@ -31,15 +34,18 @@ def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
     """Decorate a job that another process must not run now, or within `hold` seconds after it has succeeded here.
 
     The job may be a function or a coroutine function. Each call opens a client, so the decorated job also works in processes
-    that were forked. It returns None if the job was skipped. The lock is extended while the job runs, released if the job
-    raises an error, and otherwise left held for `hold` seconds. If that can't be confirmed after the job, a warning is logged,
-    and the lock is left held for what remains of its time: a job that has succeeded is not repeated.
+    that were forked. It returns None if the job was skipped.
+
+    The client extends the lock while the job runs, releases the lock if the job raises an error, and otherwise leaves it held
+    for `hold` seconds. If the server can't confirm this after the job, the client logs a warning, and the lock stays held
+    for the rest of its time: a job that has succeeded is not repeated.
 
     Args:
         name: the resource that stands for the job, as in `client.acquire`.
-        hold: how long the lock stays held after the job, in seconds or as a timedelta. More than the clocks of the machines differ, and less
-            than the interval of the job. If the process dies during the job, the lock ends after at most this time.
-        options: those of `genie.connect`.
+        hold: how long the lock stays held after the job, in seconds or as a timedelta. It must exceed the difference between
+            the clocks of the machines, and be shorter than the interval of the job. If the process dies during the job, the
+            lock ends after at most this time.
+        options: the arguments of `genie.connect`.
 
     The decorated job raises the errors of the job, and
 

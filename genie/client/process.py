@@ -1,4 +1,4 @@
-"""What clients use of the process in which they run. A simulated world uses another process in its place."""
+"""The functions of the process that clients use. A simulated world replaces them."""
 
 from __future__ import annotations
 

@@ -205,7 +205,10 @@ class Requests:
                 self._release_without_session(request)
 
     def _lose_unreported(self, request: Request) -> None:
-        """End a lock that the server has not reported. The lock is also released, as the server may hold it without a session."""
+        """End a lock that the server has not reported.
+
+        The lock is also released, as the server may hold it without a session.
+        """
         self._calls.deferred_releases.append(Release(request.id))
         self._lose(request, errors.session_lost(request.id))
 

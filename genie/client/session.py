@@ -160,7 +160,8 @@ class ClientSession:
         return self.calls.take_outcomes()
 
     def finish_close(self) -> list[Outcome]:
-        """Fail the remaining calls, after the client has closed its connection. Locks that are not lost stay held at the server.
+        """Fail the remaining calls, after the client has closed its connection. Locks that are not lost stay held at the
+        server.
 
         Such a lock can be released by its id.
         """

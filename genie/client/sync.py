@@ -224,7 +224,8 @@ class Transaction(TransactionInfo):
     def lock(self, *resources: str) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.
 
-        Returns at once for resources that the transaction holds already, except for units. Errors are those of `genie.Transaction.lock`.
+        Returns at once for resources that the transaction holds already, except for units. Errors are those of
+        `genie.Transaction.lock`.
         """
         request = self._locks.request(resources, self._connection.new_ref())
         if request.state is RequestState.HELD:
@@ -249,12 +250,12 @@ class TransactionContext:
 
     def __init__(self, connection: SyncConnection, locks: TransactionLocks, names: RunningNames | None) -> None:
         self.locks = locks
-        """What the transaction has asked for."""
+        """The requests of the transaction."""
         self.guards: list[Guard] = []
         """Release the locks if the end of the block is interrupted before its first instruction."""
         self._connection = connection
         self._names = names
-        """Where the name is claimed while the block runs; None: the caller has claimed it."""
+        """The names in use, to which the name is added while the block runs. None if the caller has added it."""
         self._entered = False
 
     def __enter__(self) -> Transaction:

@@ -1,4 +1,5 @@
-"""The connection of the client for threads: the asyncio client's, on an event loop in a background thread.
+"""The connection of the client for threads: runs the connection of the asyncio client on an event loop in a background
+thread.
 
 A call hands its command to the event loop and waits for a `Handover`. There is no coroutine and no task for each call:
 measured with 1 to 64 threads, tasks cost up to a fifth of the rate.
@@ -110,7 +111,7 @@ class SyncConnection:
             raise
 
     def close(self, *, release: bool = False) -> None:
-        """End the session and the connection. Waiting calls fail, and their requests are released, as `release` demands."""
+        """End the session and the connection. Waiting calls fail. `AsyncConnection.close` describes `release`."""
         if self._state is not OPEN:
             return
         try:

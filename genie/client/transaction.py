@@ -1,11 +1,11 @@
-"""Transactions of a client: all locks of one piece of work, released together, and repeated after a deadlock.
+"""Transactions of a client: the locks of one piece of work, which are released together. After a deadlock the work is
+repeated.
 
-What a transaction has asked for, and how it is repeated, is the same with and without `await`. The classes of `aio` and
-`sync` send the requests.
+This module is shared by `aio` and `sync`, whose classes send the requests.
 
-After a deadlock all locks are released, and the work is repeated. Before it runs again, one request takes everything that the
-earlier attempts have asked for. A transaction that holds nothing cannot deadlock, and its request waits in order. So the work
-does not lose a second deadlock against the same transactions, unless it asks for other names.
+After a deadlock all locks are released, and the work is repeated. Before it runs again, one request locks all names that the
+earlier attempts have requested. A transaction that holds nothing cannot deadlock, and its request waits in order. So the
+work cannot be the victim of a second deadlock with the same transactions, unless it requests other names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from genie.protocol.resources import EXCLUSIVE, merge, parse_resource, strongest
 
 MAX_FIRST_PAUSE_S: Final = 0.05
 MAX_PAUSE_S: Final = 2.0
-"""The pause after a deadlock is random, at most this long. The upper bound of the first one doubles with each deadlock."""
+"""Upper bound of the random pause after a deadlock. The bound is `MAX_FIRST_PAUSE_S` for the first pause, and doubles with
+each deadlock up to this time."""
 MAX_WORK_NAME: Final = 64
 """Characters of the name of a function that become part of the name of its transaction."""
 
@@ -73,18 +74,18 @@ class RunningNames:
 
 
 class Attempts:
-    """Limits how often the work of a transaction is attempted, and records which names the attempts have asked for."""
+    """Counts the attempts of a transaction, and records the names that they have requested."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"attempts must be at least 1, not {limit!r}")
         self.wanted: dict[str, str] = {}
-        """What all attempts have asked for: one resource for each name."""
+        """The resources that all attempts have requested, by name."""
         self._attempts_left = limit
         self._max_pause_s = MAX_FIRST_PAUSE_S
 
     def wanted_resources(self) -> list[str]:
-        """Return what must be locked before the next attempt, as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`."""
+        """Return the resources to lock before the next attempt, as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`."""
         return list(self.wanted.values())
 
     def begin_retry(self, locks: TransactionLocks) -> float | None:
@@ -114,10 +115,11 @@ class TransactionLocks:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name = name
         self.asked: dict[str, str] = {}
-        """What was asked for: one resource for each name, units added up."""
+        """The requested resources by name. Units of a name are added up."""
         self.requests: list[Request] = []
         self._reserved: dict[str, UnitCount] = {}
-        """The units, by name, that the first request of a repeated attempt has locked, and the work has not asked for yet."""
+        """By name, the units that the first request of a repeated attempt has locked, and that the work has not requested
+        yet."""
         self.ended = False
         """Whether the block has ended, so that nothing may be locked any more."""
         self._options = options

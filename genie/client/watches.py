@@ -37,10 +37,10 @@ MAX_BUFFERED_CHANGES: Final = 10_000
 class Change(Struct, frozen=True, gc=False):
     """A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`).
 
-    `mode` is `shared`, `exclusive` or `units`, `id` is the id of the lock, and `transaction` is the name of its transaction, or
-    None. A resource may be locked under several ids: by shared locks, by units, or by several locks of one transaction.
-    A lock with the mode `units` has its number of `units`, of which it allows at most `of` in use; else both are None.
-    A resource such as `accounts/**` is a subtree: all names below it are locked.
+    `mode` is `shared`, `exclusive` or `units`, `id` is the id of the lock, and `transaction` is the name of its transaction,
+    or None. A resource may be locked under several ids: by shared locks, by units, or by several locks of one transaction.
+    For the mode `units`, `units` is the number of locked units, and `of` is the limit of units in use. Otherwise both are
+    None. A resource such as `accounts/**` is a subtree: all names below it are locked.
     """
 
     resource: str

@@ -54,9 +54,10 @@ class Extend:
 
 @dataclass(slots=True)
 class Expire:
-    """End expired requests, the most overdue first, until they have at least `limit` locks, held or waited for.
+    """End expired requests, the most overdue first, until the ended requests have at least `limit` locks, held or waited
+    for.
 
-    The requests that are granted in their place count as well.
+    The locks of the requests that are granted in their place count as well.
 
     The limit bounds the duration of a step.
     """

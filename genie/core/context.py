@@ -1,4 +1,4 @@
-"""What a request carries for the server. The lock manager gives it back with its events, and reads nothing of it."""
+"""The context of a request, which only the server reads. The lock manager returns it with its events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class Origin(Protocol):
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
 class Context:
-    """Who made a request, and what the client said about it. Never changed, because requests may share it."""
+    """The principal that made a request, and what the client sent for display and tracing.
+
+    Immutable, because requests may share it.
+    """
 
     principal: str | None
     """The name of the authenticated principal that made the request."""
@@ -55,7 +58,7 @@ def context_of(
     traceparent: str | None = None,
     choice_digest: str | None = None,
 ) -> Context:
-    """Return a context. Without texts of the client it is shared, so that it takes no memory in each request."""
+    """Return a context. Requests without texts of the client share one context, so that it takes no memory in each request."""
     if note is None and traceparent is None and choice_digest is None:
         shared: Context = _shared(principal)
         return shared
@@ -68,7 +71,7 @@ NO_CONTEXT: Final = Context()
 
 
 class HasContext(Protocol):
-    """A request, as far as these functions read it."""
+    """The part of a request that the functions of this module read."""
 
     @property
     def context(self) -> Context: ...  # noqa: D102
@@ -77,7 +80,7 @@ class HasContext(Protocol):
 
 
 def shown_note(request: HasContext) -> str | None:
-    """Return the note for operators and for blocked requests: the request's own, else that of its session."""
+    """Return the note for operators and for blocked requests: the request's own note, or else the note of its session."""
     note = request.context.note
     return request.origin.note if note is None and request.origin is not None else note
 

@@ -13,23 +13,24 @@ MAX_CHUNK = 1_024
 """Number of ticks in a chunk beyond which it is split into two."""
 
 FEW_TICKS = 1_000
-"""Number of ticks up to which none is examined."""
+"""Number of ticks up to which empty ticks are not searched for."""
 
 EXAMINED_TICKS = 4
 """Number of ticks that are examined for each new one, and dropped if they are empty."""
 
 MAX_EMPTY_TICKS = 1_000
-"""Number of empty ticks that one call drops or skips, after which others wait for the next call."""
+"""Maximum number of empty ticks that one call drops or skips. The next call continues."""
 
 MAX_SORTED_IDS = 10_000
-"""Number of expired ids of one tick that are sorted together. Of a tick with more, the order is approximate."""
+"""Maximum number of expired ids of one tick that are sorted together. If a tick has more ids, their order is approximate."""
 
 
 class Deadlines:
     """Ids by tick: the millisecond at which the ids expire.
 
-    A tick that becomes empty stays for a while, since the next id is likely to get the same tick. If there are many, each new
-    tick drops a few empty ones. So memory is bounded by the number of current ids, and no call reads all ticks: there may be millions.
+    A tick that becomes empty stays for a while, since the next id is likely to get the same tick. If there are many ticks,
+    adding a tick drops a few empty ticks. So the memory is bounded by the number of current ids, and no call reads all
+    ticks: there may be millions.
     """
 
     __slots__ = ("_chunks", "_examined", "_lasts", "_ticks", "soonest")
@@ -114,7 +115,10 @@ class Deadlines:
             lasts.insert(index, chunk[half - 1])
 
     def _drop_empty_ticks(self) -> None:
-        """Examine the next `EXAMINED_TICKS` ticks in order, or fewer at the end of a chunk; after the last one, the first ones."""
+        """Examine the next `EXAMINED_TICKS` ticks in order, and drop the empty ticks among them.
+
+        Fewer at the end of a chunk. After the last tick, continue with the first.
+        """
         index = bisect_right(self._lasts, self._examined)
         if index == len(self._chunks):
             self._examined, index = -1, 0

@@ -30,17 +30,19 @@ from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResou
 from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, UnitCount, X
 
 MAX_SEARCH_STEPS = 3_000
-"""Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a cycle,
-which has more steps, repeats the search."""
+"""Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a
+cycle, which may take more steps, searches again."""
 
 MAX_READ_GRANTS = 100
-"""Maximum number of resources held by a transaction that are all read to find whether others wait for them."""
+"""Maximum number of resources that a transaction may hold so that all of them are read to find out whether other owners wait
+for them."""
 
 WAITERS_PER_STEP = 8
 """Waiting requests of which one step finds whether they hold a lock below a subtree."""
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
-"""`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for graph."""
+"""`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for
+graph."""
 
 Rearrangement = dict[str, tuple[list[QueueEntry], list[Request]]]
 """For each resource whose queue changes: contiguous entries of the queue, and the new order of their requests."""
@@ -51,7 +53,10 @@ class GraphTooLarge(Exception):
 
 
 class StepBudget:
-    """The steps that are left for the resolution of a cycle. `used`: those of the insertion into the wait queues."""
+    """Counts the steps of the resolution of a cycle.
+
+    `used` is the number of steps that the insertion into the wait queues has taken.
+    """
 
     __slots__ = ("left",)
 
@@ -127,12 +132,17 @@ def special_predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 
 def _modes_that_need_all(resource: LockedResource) -> tuple[QueueMode, ...]:
-    """Return the modes of a resource whose waiters wait for everything before them: only the nearest one is an edge."""
+    """Return the modes of a resource whose waiters wait for all entries before them, so that only the nearest of these
+    entries is an edge.
+    """
     return (X, U) if isinstance(resource.special, Counted) else (X,)
 
 
 def _special_successors(table: LockTable, request: Request, name: str, mode: QueueMode) -> Iterator[Owner]:
-    """Do the same as `request_successors` for one resource, if there are counted ones or subtrees. Units count as conflicts."""
+    """Do the same as `request_successors` for one resource, in a table with counted resources or subtrees.
+
+    Units count as conflicts.
+    """
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     all_needed = _modes_that_need_all(resource)
     nearest = max(filter(None, [queue.of_mode(each).before(entry) for each in all_needed]), default=None)
@@ -184,9 +194,10 @@ def _waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owne
 def _special_predecessors(
     resource: LockedResource | None, owner: Owner, modes: Sequence[QueueMode], entry: QueueEntry | None
 ) -> Iterator[Owner]:
-    """Yield owners that wait for `owner`, which is in the queue of a resource with an entry, or holds the resource.
+    """Yield owners that wait for `owner`: for its `entry` in the queue of a resource, or for the lock that it holds (`entry`
+    is None).
 
-    `modes`: the modes that may wait for it.
+    `modes` are the modes of the waiters that may wait for it.
     """
     yield owner
     queue = None if resource is None else resource.wait_queue
@@ -251,7 +262,10 @@ def may_create_cycle(table: LockTable, new_request: Request) -> bool:
 
 
 def waits_for_own_units(table: LockTable, owner: Owner) -> bool:
-    """Return whether the units that an owner holds and asks for exceed a limit of its own: then it waits for itself."""
+    """Return whether the units that an owner holds and requests exceed a limit in one of its own requests.
+
+    Then it waits for itself.
+    """
     asked: dict[str, UnitCount] = {}
     for request in table.waiting_of(owner).values():
         for name, (units, limit) in request.units.items():
@@ -297,12 +311,13 @@ def _overtakes(table: LockTable, new_request: Request) -> bool:
 
 
 def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
-    """Return whether the owner of a new request waits for itself transitively, as far as `MAX_SEARCH_STEPS` edges show.
+    """Return whether the owner of a new request may wait for itself transitively, after a search of at most
+    `MAX_SEARCH_STEPS` edges.
 
     True if there is a cycle, and if the search has not ended after that many edges.
 
-    `overtakes`: the new request is before others in a queue. If not, a cycle must contain an edge
-    that starts at the new request, since there was no cycle before the request arrived.
+    `overtakes`: whether the new request is before other requests in a queue. If not, a cycle must contain an edge that
+    starts at the new request, since there was no cycle before the request arrived.
 
     A forward and a backward search run in turn, one step each. The first search that ends without
     reaching the owner proves that there is no cycle. So few steps suffice for a request at the end
@@ -351,7 +366,7 @@ def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Itera
 def strongly_connected_component(table: LockTable, start: Owner, budget: StepBudget) -> tuple[list[Owner], list[Owner]]:
     """Return the owners of the strongly connected component of `start`, `start` first, and all owners that `start` waits for.
 
-    The component contains the owners that both wait for `start` and are waited for by `start`, transitively.
+    The component contains `start`, and each owner that waits for `start` while `start` waits for this owner, transitively.
     """
     waiters: dict[Owner, list[Owner]] = {start: []}  # of each owner that `start` waits for
     next_owners = special_successors if table.specials else successors
@@ -407,11 +422,11 @@ HardEdge = tuple[Request, str, Request]
 def _unsearched_holders(
     table: LockTable, request: Request, name: str, exclusive: QueueMode, victim: Owner, searched: set[str]
 ) -> Iterable[Request]:
-    """Return the holders of `name`, some of which may block a waiting request, but return them only once for each resource.
+    """Return the holders of `name` that may block a waiting request. For later waiters of the same resource, return none of
+    them.
 
-    Returning them for each of n waiters would cost n·m steps for m holders. For
-    later waiters of the resource, all holders are already visited, except `victim`, the target of the search: they are only
-    returned again if `victim` is among them.
+    Returning m holders for each of n waiters would cost n·m steps. For later waiters all holders are already visited, except
+    `victim`, the target of the search. So the holders are returned again only if `victim` is among them.
     """
     resource = table.resources[name]
     if not exclusive and not resource.exclusive_count:
@@ -520,10 +535,10 @@ def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owne
     """Return contiguous requests of a queue ordered by the ranks of their owners, or None if the order does not change.
 
     `ranks` contains the owners of one component of the wait-for graph, which also made the first and the last request. Only
-    requests of the component move. Between two conflicting requests of the component there is never a request of another owner
-    (an outsider), because that owner would also be in the component. So no outsider is between the first and the last exclusive
-    request of the component. Outsiders between its shared requests are shared as well, and stay before or after the exclusive
-    requests.
+    requests of the component move. Between two conflicting requests of the component there is never a request of another
+    owner (an outsider), because that owner would also be in the component. So no outsider is between the first and the last
+    exclusive request of the component. Outsiders between its shared requests are shared as well, and stay before or after
+    the exclusive requests.
     """
     # All following lists contain positions in `requests`.
     members = [i for i, request in enumerate(requests) if request.owner in ranks]

@@ -74,7 +74,10 @@ class Released:
 
 @dataclass(slots=True, init=False)
 class TimedOut(Released):
-    """A request ended with `queue-timeout`: its first blockers at that time, and the number of all."""
+    """A request ended with `queue-timeout`.
+
+    `blockers` are its first blockers at that time, and `blockers_total` is the number of all.
+    """
 
     blockers: tuple[Blocker, ...]
     blockers_total: int
@@ -180,7 +183,7 @@ class NotHeld:
 
 @dataclass(slots=True, frozen=True)
 class Blocker:
-    """A request that blocks another request on one resource. `held`: it holds the resource; otherwise it waits."""
+    """A request that blocks another request on one resource. `held` is true if it holds the resource, and false if it waits."""
 
     id: int
     transaction: str | None
@@ -190,7 +193,7 @@ class Blocker:
     since_unix_ms: int
     context: Context = NO_CONTEXT
     units: UnitCount | None = None
-    """The units of the resource that it holds or waits for, if it is a counted one."""
+    """The units that it holds or waits for, if the resource is counted."""
 
     @property
     def lock(self) -> str:
@@ -207,7 +210,8 @@ class Wait:
     holder: int
     context: Context = NO_CONTEXT
     units: UnitCount | None = None
-    """The units that `waiter` asks for, if it waits for units. Then it waits for enough of them, not for this holder alone."""
+    """The units that `waiter` asks for, if it waits for units. Then it waits until enough units are free, not for this
+    holder alone."""
 
 
 @dataclass(slots=True, frozen=True)

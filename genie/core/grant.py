@@ -20,15 +20,15 @@ from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
 
 MAX_CANDIDATES = 1_000
-"""Number of waiting requests that `grant_candidates` reads, or of resources that they name, after which it ends its search. It
-bounds the duration of a step."""
+"""Number of waiting requests, or of resources that they name, after which `grant_candidates` ends its search. It bounds the
+duration of a step."""
 
 SPECIAL_COST = 3
 """For how many resources that are read a counted resource or a subtree counts: its check takes as long."""
 
 MAX_FILTERED_WAITERS = 16
-"""Maximum number of waiting requests of an owner that are all read to find the ones in one queue. If an owner has more,
-the queue is read."""
+"""Maximum number of waiting requests of an owner that are all read to find the requests in one queue. If the owner has more
+requests, the queue is read instead."""
 
 
 def grant_candidates(
@@ -36,9 +36,9 @@ def grant_candidates(
 ) -> tuple[list[Request], AffectedQueues, int]:
     """Return the waiters that may have become grantable, the queues that are left, and how much was read.
 
-    The waiters are in queue order, each once, with `new_request` if it is given. `affected` are the queues that changed. Queues
-    are left if there are many requests to read: the caller continues with them later, first with the unread requests. The third
-    value is about the number of requests and resources that were read.
+    The waiters are in queue order, each once, with `new_request` if it is given. `affected` are the queues that changed. If
+    there are many requests to read, some queues are left: the caller continues with them later, first with the unread
+    requests. The third value is the approximate number of requests and resources that were read.
     """
     left: AffectedQueues = []
     if len(affected) == 1 and new_request is None:
@@ -103,10 +103,10 @@ def _candidates_in_queue(
 ) -> tuple[list[Request], int]:
     """Return the waiters of one queue that may have become grantable, each once, and the rest of `limit`.
 
-    If the resource is held in exclusive mode, these are the waiters of the owner that holds it.
-    Otherwise they are the first exclusive waiter and all waiters of its owner. If the request that left was exclusive, the
-    shared waiters between its position `after` (None: it held the resource) and the first exclusive waiter are added. Once the requests that were read name `limit` resources,
-    the rest of the queue is added to `left`.
+    If the resource is held in exclusive mode, these are the waiters of the owner that holds it. Otherwise they are the first
+    exclusive waiter and all waiters of its owner. If the request that left was exclusive, the shared waiters between its
+    position `after` (None: it held the resource) and the first exclusive waiter are added. Once the requests that were read
+    name `limit` resources, the rest of the queue is added to `left`.
     """
     resource = table.resources.get(name)
     if resource is None or resource.wait_queue is None:
@@ -136,7 +136,7 @@ def _candidates_in_queue(
             after = first
     if isinstance(owner, str) and (resource.exclusive_count or len(table.waiting_of(owner)) > 1):
         own, limit = _waiters_of_owner(table, owner, (name, mode, after), limit, left)
-        found = list(dict.fromkeys(found + own))  # each once, in the same order
+        found = list(dict.fromkeys(found + own))  # without duplicates, in the same order
     return found, limit
 
 
@@ -146,7 +146,8 @@ def _candidates_in_special_queue(
     """Do the same as `_candidates_in_queue` for a counted resource or a subtree.
 
     In each mode that conflicts with `mode`, these are the waiters up to the first one of a conflicting mode, and the other
-    waiters of its owner. Units end where those in use and those of earlier waiters reach the smallest limit.
+    waiters of its owner. Waiters for units are returned until the units in use and the units of earlier waiters reach the
+    smallest limit.
     """
     resource = table.resources[name]
     queue = resource.wait_queue
@@ -174,9 +175,10 @@ def _candidates_in_special_queue(
 def _runs_of_special_queue(
     resource: LockedResource, queue: WaitQueue, name: str, mode: QueueMode, after: QueueEntry | None
 ) -> tuple[list[Iterable[QueueEntry]], dict[Owner, QueueEntry | None]]:
-    """Return the waiters in each mode up to the first conflicting one, and the owners of the latter, each with its entry.
+    """Return the waiters in each mode up to the first conflicting waiter, and the owners of these conflicting waiters, each
+    with its entry.
 
-    Later waiters of these owners may be grantable, too. If the resource has an exclusive holder, there is only its owner.
+    Later waiters of these owners may be grantable, too. If the resource has an exclusive holder, only its owner is returned.
     """
     runs: list[Iterable[QueueEntry]] = []
     blocking: dict[Owner, QueueEntry | None] = {}
@@ -325,8 +327,8 @@ def _cost(request: Request) -> int:
 def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
     """Merge the changes of a queue that have the same mode: the search starts at the first changed position.
 
-    The others are not merged. Otherwise shared locks that come and go would let a search among the shared waiters, which a
-    step has left, begin again and again.
+    Other changes are not merged. Otherwise the search that a step has left among the shared waiters would begin again with
+    each shared lock that is released.
     """
     merged: dict[tuple[str, QueueMode], QueueEntry | None] = {}
     for name, mode, after in affected:
@@ -430,10 +432,11 @@ def units_fit(
     queue: WaitQueue | None = None,
     entry: QueueEntry | None = None,
 ) -> bool:
-    """Return whether units fit beside those in use and those of the waiters of `queue` before `entry`, of any owner.
+    """Return whether units fit beside the units in use and the units of the waiters of `queue` before `entry`, of any owner.
 
-    All of them must fit into the request's own limit, and into that of each earlier waiter. Otherwise a later request with a
-    greater limit would be granted in front of an earlier one, and make it wait longer. Without `entry` all waiters are earlier.
+    The sum of these units must be within the limit of the request, and within the limit of each earlier waiter. Otherwise a
+    later request with a greater limit would be granted before an earlier request, which would then wait longer. Without
+    `entry` all waiters are earlier.
     """
     units, limit = asked
     special = resource.special
@@ -447,7 +450,9 @@ def units_fit(
 
 
 def waits_for_holder(table: LockTable, request: Request) -> bool:
-    """Return whether another owner holds a conflicting lock on any resource of a waiting request, or too many units are in use."""
+    """Return whether another owner holds a conflicting lock on any resource of a waiting request, or too many units are in
+    use.
+    """
     if not table.specials:
         return any(
             _is_held_against(table.resources[name], table.grant_count(request.owner, name), mode == X)
@@ -486,7 +491,7 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
 
 def _is_immediately_grantable_beside_specials(table: LockTable, request: Request) -> bool:
     """Do the same as `is_immediately_grantable` for any request, in a table with counted resources or subtrees."""
-    # Units are counted again, even if the owner holds as many.
+    # A request for units adds to the units that its owner holds.
     may_own = request.transaction is not None and not request.units
     for name, mode in request.modes():
         resource = table.lookup(name)
@@ -554,7 +559,9 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
 
 
 def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
-    """Return whether the transaction of a request without units holds all its resources, each in the same or a stronger mode."""
+    """Return whether the transaction of a request without units holds all its resources, each in the same or a stronger
+    mode.
+    """
     if transaction not in table.transactions:
         return False
     grants, uncontended, resources = table.transactions[transaction].grants, table.uncontended, table.resources

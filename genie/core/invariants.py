@@ -1,4 +1,4 @@
-"""Check the invariants of a recovered set of requests, in linear time, before a lock manager leads with them.
+"""Checks the invariants of a recovered set of requests, in linear time, before a lock manager leads with them.
 
 `genie.testing` has slower checks of a lock manager in operation. A recovered state lacks waiting requests without a session,
 which end with the process of the server. So a recovered request may wait without a blocker, which is no violation.
@@ -20,9 +20,14 @@ from genie.lock_modes import CONFLICTS, QueueMode, S, U, is_subtree
 def find_violations(requests: Iterable[Request]) -> Iterator[str]:
     """Yield a sentence for each violated invariant. The requests are in their stored states, held or waiting.
 
-    No two holders of a resource conflict, nor do those of a subtree and of a name below it. The units in use fitted into the
-    limit of each holder when it was granted. Each fence is unique, and no two requests of a queue have the same position.
-    If all this holds, the waiting owners are checked for cycles.
+    The invariants:
+
+    - No two holders of a resource conflict, and no holder of a subtree conflicts with a holder of a name below it.
+    - When a holder was granted, the units in use were within its limit.
+    - Each fence is unique.
+    - No two requests of a queue have the same position.
+
+    If no invariant is violated, the waiting owners are checked for cycles.
     """
     requests = list(requests)
     held: list[Request] = []
@@ -58,7 +63,9 @@ def _invalid_names(requests: Iterable[Request]) -> Iterator[str]:
 
 
 def _conflicting_holders(held: Sequence[Request]) -> Iterator[str]:
-    """Yield a violation for each two requests of different owners that hold conflicting locks, a few for each request."""
+    """Yield violations for requests of different owners that hold conflicting locks: not each pair, but a few for each
+    request.
+    """
     holders: dict[
         str, dict[QueueMode, list[Request]]
     ] = {}  # of each mode the first holder, and the first of another owner
@@ -86,12 +93,14 @@ def _conflicting_holders(held: Sequence[Request]) -> Iterator[str]:
 
 
 def _exceeded_limits(held: Iterable[Request]) -> Iterator[str]:
-    """Yield a violation for each holder of units that did not fit beside the units of those holders that are still there.
+    """Yield a violation for each holder whose limit was exceeded when it was granted.
 
-    The units of all holders may exceed the limit of an earlier one: a later one may have a greater limit.
+    A grant must fit beside the units of earlier grants, so each limit is compared with the units of the holders up to its
+    own grant. Later holders do not count: they may have a greater limit. Units that were released meanwhile are unknown.
     """
     in_use: dict[str, int] = {}
-    for request in sorted((request for request in held if request.units), key=lambda each: each.fence):
+    with_units = [request for request in held if request.units]
+    for request in sorted(with_units, key=lambda each: each.fence):  # the order of the grants
         for name, (units, limit) in request.units.items():
             total = in_use[name] = in_use.get(name, 0) + units
             if total > limit:
@@ -99,7 +108,7 @@ def _exceeded_limits(held: Iterable[Request]) -> Iterator[str]:
 
 
 def _duplicate_fences(held: Iterable[Request]) -> Iterator[str]:
-    """Yield a violation for each lock that has the same fencing token as an earlier one."""
+    """Yield a violation for each held request with the fencing token of an earlier request."""
     by_fence: dict[int, Request] = {}
     for request in held:
         other = by_fence.setdefault(request.fence, request)
@@ -108,9 +117,9 @@ def _duplicate_fences(held: Iterable[Request]) -> Iterator[str]:
 
 
 def _duplicate_positions(waiting: Iterable[Request], requests: Iterable[Request]) -> Iterator[str]:
-    """Yield a violation for each waiting request that has the same position in a queue as another one.
+    """Yield a violation for each waiting request that has the same position in a queue as another request.
 
-    A request also waits in the queue of each subtree that contains one of its names, and that a request names.
+    A request also waits in the queue of each subtree that contains one of its names and that any request names.
     """
     subtrees = {name for request in requests if request.details is not None for name in request.details.subtrees}
     by_position: dict[tuple[str, float, int], Request] = {}
@@ -129,8 +138,9 @@ def _duplicate_positions(waiting: Iterable[Request], requests: Iterable[Request]
 def _cycle(waiting: Sequence[Request], requests: Iterable[Request]) -> Iterator[str]:
     """Yield a violation if owners wait for each other in a cycle, so that none of their requests can ever be granted.
 
-    Removes owners that wait for no other owner, until each remaining owner waits for a remaining one. With units or
-    subtrees, an owner may leave room for its waiters: a reduction decides about the remaining owners.
+    Removes owners that wait for no other owner, until each remaining owner waits for a remaining owner. With units or
+    subtrees this is not yet a deadlock, because there may be room beside an owner: a reduction decides about the remaining
+    owners.
     """
     manager = LockManager()
     for request in requests:

@@ -59,7 +59,8 @@ class Transaction:
         self.grants: dict[str, int] = {}
         """The number of grants of the transaction on each resource."""
         self.held_classes: HeldClasses | None = None
-        """Of the lock order analysis: the classes of the names in `held`. None: a request was removed since it was computed."""
+        """Cache of the lock order analysis: the classes of the names in `held`. None if a request was removed since the
+        classes were computed."""
 
 
 class LockTable:
@@ -103,11 +104,12 @@ class LockTable:
         self.resources: dict[str, LockedResource] = {}
         """All other resources that are held or waited for, by name."""
         self.subtrees: dict[str, LockedResource] = {}
-        """Those of them that are subtrees."""
+        """The subtrees in `resources`."""
         self.closing: set[str] = set()
         """Subtrees that no request names, and from which `close_slice` removes the waiters below them."""
         self.unmoved: list[Request] = []
-        """Waiters below a subtree that ended, whose stored position in its queue is void. The lock manager clears the list."""
+        """Waiters below an ended subtree. Their stored position in the queue of the subtree is void. The lock manager clears
+        the list."""
         self.transactions: dict[str, Transaction] = {}
         """Transactions with held or waiting requests, by name."""
 
@@ -219,8 +221,8 @@ class LockTable:
     def enqueue(self, request: Request) -> dict[Request, int]:
         """Add a new waiting request to the wait queues of its resources.
 
-        Return the requests whose positions in a queue changed, an ordered set. The value for the new request is the
-        number of requests that its insertion read or moved; see `WaitQueue.insert`.
+        Return the requests whose positions in a queue changed, as a dict (an ordered set). The value of the new request is
+        the number of requests that its insertion read or moved; see `WaitQueue.insert`.
         """
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)
@@ -277,7 +279,7 @@ class LockTable:
             self._discard_if_empty(request.transaction, transaction)
 
     def withdraw(self, request: Request) -> None:
-        """Remove a new request that ends in the step of its arrival, with no trace: all queues are as they were before."""
+        """Remove a new request that ends in the step of its arrival, and restore the previous order of all queues."""
         for name in list(request.moved or ()):
             self.wait_queue(name).undo_insertion(name, request)
         self.dequeue(request)
@@ -563,8 +565,9 @@ class LockTable:
         """Remove the counted resources and the subtrees of a request that has ended, if no other request names them.
 
         Return the queues of the waiters below the subtrees, which may be grantable now, and the names of the subtrees below
-        which more waiters are left for `close_slice`. Their positions in the queue of a subtree are void then. `keep_moved`: they
-        are not, because only the leader knows of all requests that name the subtree, and no waiters are left.
+        which more waiters are left for `close_slice`. The positions of these waiters in the queue of a subtree become void.
+        With `keep_moved` the positions stay, because only the leader knows of all requests that name the subtree, and no
+        waiters are left.
         """
         details = request.details
         if details is None or not (details.units or details.subtrees):

@@ -57,8 +57,8 @@ RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
 
 MAX_EXPIRY_READS = 4_000
-"""Number of requests and resources that one `Expire` reads to describe blockers and to find waiters to grant, after which it
-leaves the other requests to the next step."""
+"""Number of requests and resources that one `Expire` reads, to describe blockers and to find waiters to grant. Beyond it,
+the other requests end in the next step."""
 
 MAX_CONTINUED_QUEUES = 1_000
 """Number of queues with pending grants that one `Continue` reads."""
@@ -101,8 +101,8 @@ class LockManager:
     The same commands at the same times give the same events. `unix_offset_ms` converts the times of
     commands to Unix time, for display.
 
-    State that another process decided, such as the leader, is applied with `adopt`, `discard` and
-    `add_outcome`, which grant nothing.
+    The decisions of another process, such as the leader, are applied with `adopt`, `discard` and `add_outcome`, which grant
+    nothing.
     """
 
     def __init__(self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0) -> None:
@@ -287,7 +287,7 @@ class LockManager:
             self.table.close_specials(request, keep_moved=True)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
-        """Remember why a request ended that ended before the state was loaded."""
+        """Remember the reason of a request that ended before the state was loaded."""
         self._outcomes.add(id, reason)
 
     def outcome(self, id: int) -> Reason | None:
@@ -473,7 +473,8 @@ class LockManager:
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
         """End expired requests, and after each one grant the waiters that it blocked, up to `limit` locks and grants together.
 
-        If very many time out together, only the blockers of the first ones are counted: of the others few are read.
+        If very many requests time out together, only the blockers of the first requests are counted. For the others, few
+        blockers are read.
         """
         reads = 0
         for id_ in self.deadlines.expired(now, limit):
@@ -508,8 +509,8 @@ class LockManager:
     ) -> None:
         """End several requests together, held and waiting ones.
 
-        All are removed before any waiter is granted. Otherwise the removal of one request could grant
-        another request of `requests`, which is to be ended.
+        All are removed before any waiter is granted. Otherwise the removal of one request could grant another of these
+        requests, which must end.
         """
         affected: AffectedQueues = []
         for request in requests:
@@ -528,7 +529,7 @@ class LockManager:
         self._grant_waiters(affected, now, events)
 
     def _recover(self, now: float, events: list[Event]) -> None:
-        """End the requests that do not outlive their session if they have none, then grant every waiter that is grantable."""
+        """End the requests that need a session and have none, then grant every grantable waiter."""
         table = self.table
         ended = [request for request in table.held.values() if request.release_on_disconnect and request.origin is None]
         ended += (request for request in table.waiting.values() if request.origin is None)
@@ -550,7 +551,7 @@ class LockManager:
         """Analyse the lock order of a request of the transaction `name`, before it is granted or queued."""
         lock_order, transaction = self.lock_order, self.table.transactions.get(name)
         if lock_order is None or transaction is None or not transaction.held or request.queue_timeout_ms <= 0:
-            return  # a request that never waits cannot be part of a deadlock by what it asks for
+            return  # a request that never waits cannot cause a deadlock by the locks that it requests
         lock_order.on_request(transaction, request, now + self.unix_offset_ms)
 
     def _grant(self, request: Request, now: float) -> None:
@@ -598,7 +599,7 @@ class LockManager:
 
     def _leave_for_later(self, affected: AffectedQueues) -> None:
         self.pending_grants += affected
-        self.deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
+        self.deadlines.soonest = 0.0  # 0 is a lower bound: the caller then checks what is due
 
     def _time_out(self, request: Request, events: list[Event], max_counted: int = MAX_COUNTED_BLOCKERS) -> int:
         """End a waiting request with the reason `queue-timeout`. The event lists its blockers. Return how many were read."""
@@ -647,10 +648,10 @@ class LockManager:
     ) -> int:
         """Grant all grantable requests of the affected queues, and `new_request` if it is grantable.
 
-        Requests are granted in queue order. One pass is enough, because a grant makes no other request grantable: a request that
-        blocked others as an earlier waiter blocks them as a holder now. For the same reason the rest of very many candidates can
-        be checked in later steps. Only the grant of units is followed by another pass, because later waiters need not fit into
-        the limit of a holder. Returns about how many requests and resources were read.
+        Requests are granted in queue order. One pass is enough, because a grant makes no other request grantable: a request
+        that blocked others as an earlier waiter blocks them as a holder now. For the same reason the rest of very many
+        candidates can be checked in later steps. Only the grant of units is followed by another pass, because later waiters
+        need not fit into the limit of a holder. Returns the approximate number of requests and resources that were read.
         """
         table = self.table
         if len(affected) == 1 and new_request is None and not table.unmoved:
@@ -693,7 +694,8 @@ class LockManager:
         return reads if name in self.table.resources and self.table.resources[name].wait_queue is None else 0
 
     def _grant_beside_units(self, granted: list[Request], now: float, events: list[Event]) -> AffectedQueues:
-        """Grant the waiters that had to fit into the limit of an earlier waiter, one of `granted`, which is a holder now.
+        """Grant the waiters that had to fit into the limit of an earlier waiter, if this waiter is one of `granted`, and
+        thus a holder now.
 
         Return the queues that are left.
         """

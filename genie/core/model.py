@@ -59,7 +59,9 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 
 
 class Details:
-    """What few requests have: units, subtrees, or modes that do not follow from `Request.shared` and `Request.exclusive`."""
+    """Fields that few requests need: units, subtrees, and modes that do not follow from `Request.shared` and
+    `Request.exclusive`.
+    """
 
     __slots__ = ("queue_modes", "subtrees", "units")
 
@@ -102,7 +104,7 @@ class Request:
     release_on_disconnect: bool
     origin: Origin | None
     context: Context
-    """Not read by the lock manager, and neither is `ref`."""
+    """The lock manager reads neither `context` nor `ref`."""
 
     id: int
     owner: Owner
@@ -123,8 +125,8 @@ class Request:
     """The entries of the request in rearranged queues, by resource. None instead of an empty dict."""
     details: Details | None
     simple: bool
-    """Set while the request waits. True if it is in one queue and has no transaction: then all its wait-for edges are
-    within this queue."""
+    """Whether the waiting request is in one queue only, and has no transaction. Then all its wait-for edges are within this
+    queue."""
 
     # Written out because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted.
     def __init__(

@@ -1,11 +1,11 @@
 """Deadlocks and rearrangements where units or subtrees are involved, by reduction.
 
 An owner that waits for units needs only enough of its blockers, so a cycle in the wait-for graph need not be a deadlock. The
-general method (Holt, Some Deadlock Properties of Computer Systems, 1972): take any owner for whom all that it holds and asks
-for fits beside what the owners hold that are not taken yet, and repeat. Owners that are never taken are deadlocked. The order
-in which all are taken is an order in which all can be served: the queues are rearranged by it.
+general method (Holt, Some Deadlock Properties of Computer Systems, 1972): take an owner whose requested locks fit beside the
+locks of the other owners that are not taken yet, and repeat. Owners that are never taken are deadlocked. If all owners can
+be taken, the queues are rearranged into this order, in which all can be served.
 
-Owners that wait for nothing are taken first, so only waiting owners are looked at. `genie/core/README.md` has the theory.
+Owners that wait for nothing are taken first, so only waiting owners are examined. `genie/core/README.md` has the theory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from genie.core.wait_queue import STEPS_PER_MOVE, LockedResource
 from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
 
 STEPS_PER_WAITER = 3
-"""Steps for which a waiter counts when the owners are read: it takes as long as three edges."""
+"""Number of steps for which a waiter counts when the owners are read. Reading a waiter takes as long as reading three edges."""
 
 NAMES_PER_STEP = 32
 """Locks of an owner that one step compares with a subtree."""
@@ -49,15 +49,15 @@ class _Waiter:
 
 
 class _Room:
-    """A resource that waiting owners hold or wait for: which of them hold it, and which wait for it."""
+    """A resource that waiting owners hold or wait for, with its holders and waiters among these owners."""
 
     def __init__(self, name: str, resource: LockedResource) -> None:
         self.name = name
         self.resource = resource
         self.holders: dict[QueueMode, dict[Owner, int]] = {}
-        """The owners that hold it, by mode, with the units that they hold."""
+        """By mode, the owners that hold the resource, with their units."""
         self.in_use = 0
-        """The units that they hold."""
+        """The sum of the units of all holders."""
         self.waiters: list[_Waiter] = []
         """In queue order."""
         self.asked: dict[Owner, UnitCount] = {}
@@ -77,15 +77,19 @@ class _Room:
 
 
 class _HeldOnly:
-    """A resource in the reduction over held locks: which of its waiters fit beside the owners that are not taken."""
+    """A resource in the reduction over held locks. Finds the waiters that fit beside the owners that are not taken."""
 
     def __init__(self, room: _Room) -> None:
         self._holders = {mode: dict(owners) for mode, owners in room.holders.items()}
         self._in_use = room.in_use
         self._excluded: dict[QueueMode, dict[Owner, list[_Waiter]]] = {}
-        """The waiters that holders in a conflicting mode exclude."""
+        """By mode and owner, the waiters that a holder in a conflicting mode may exclude: at first all waiters."""
         self._without_units: list[tuple[int, int, _Waiter]] = []
-        """A heap of the other waiters for units, the first one with the most units to spare: (-spare, id, waiter)."""
+        """Waiters for units that no other mode excludes, as a heap of (-spare, request id, waiter).
+
+        `spare` is how many units may be in use when the waiter is granted: its limit minus the units for which its owner
+        waits. The first waiter allows the most, so it fits first.
+        """
         for waiter in room.waiters:
             self._excluded.setdefault(waiter.mode, {}).setdefault(waiter.owner, []).append(waiter)
         self._asked = room.asked
@@ -121,7 +125,7 @@ class _HeldOnly:
 
 
 class _UnitsInOrder:
-    """A counted resource in the reduction in queue order: which of its waiters for units fit beside earlier ones."""
+    """A counted resource in the reduction in queue order. Finds the waiters for units that fit beside earlier waiters."""
 
     def __init__(self, room: _Room) -> None:
         self._held = dict(room.holders.get(U, {}))
@@ -163,7 +167,8 @@ class _UnitsInOrder:
 
 
 class Reduction:
-    """The owners that a new request's owner waits for, transitively, and what they hold and wait for.
+    """Reduces the owners for which the owner of a new request waits, transitively, with the locks that they hold and wait
+    for.
 
     Raises GraphTooLarge, like all its methods.
     """
@@ -217,7 +222,8 @@ class Reduction:
         self._rooms_of[owner].append(room.name)
 
     def _reduce(self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]) -> list[Owner]:
-        """Take owners as long as some can finish: of several, the first one in the queues. Return them in this order.
+        """Take owners that can finish, until no owner can, always the first of them in the queues. Return them in this
+        order.
 
         An owner can finish if all its waits in `rooms` fit, and all its `blockers` have finished.
         """
@@ -247,7 +253,7 @@ class Reduction:
     def _count_obstacles(
         self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]
     ) -> dict[Owner, int]:
-        """Return the number of waits of each owner that may not fit, and of its blockers."""
+        """Return for each owner the number of its waits that may not fit, plus the number of its blockers."""
         left = {owner: len(blockers.get(owner, ())) for owner in self._owners}
         for name, state in rooms.items():
             for waiter in self._rooms[name].waiters:
@@ -261,21 +267,21 @@ class Reduction:
     def _fitting_owners(
         self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], changed: Iterable[str]
     ) -> Iterator[Owner]:
-        """Yield the owner of each waiter that fits since resources changed."""
+        """Yield the owner of each waiter that fits now, after a change of the resources `changed`."""
         for name in changed:
             self._budget.spend()
             for waiter in rooms[name].fitting(self._budget):
                 yield waiter.owner
 
     def _blockers_in_order(self) -> dict[Owner, set[Owner]]:
-        """Return the owners for which each owner waits in queue order, other than for units: the nearest ones."""
+        """Return for each owner the nearest owners for which it waits in queue order, except for units."""
         blockers: dict[Owner, set[Owner]] = {owner: set() for owner in self._owners}
         for room in self._rooms.values():
             queue = self._table.wait_queue(room.name)
             for waiter in room.waiters:
                 found, entry = blockers[waiter.owner], waiter.entry
                 nearest = queue.exclusive.before(entry)
-                if nearest is not None:  # it waits for all that precede it, except for requests of its owner
+                if nearest is not None:  # the waiter waits for all entries before it, except those of its own owner
                     found.add(nearest[2].owner)
                 else:
                     for mode in CONFLICTS[waiter.mode]:
@@ -318,7 +324,10 @@ class Reduction:
         raise AssertionError("the victim of a deadlock is in a cycle")
 
     def _blocking_owners(self, room: _Room, waiter: _Waiter, deadlocked: AbstractSet[Owner]) -> Iterator[Owner]:
-        """Yield the deadlocked owners whose held locks block a waiter: the owner itself only if its own units do."""
+        """Yield the deadlocked owners whose held locks block a waiter.
+
+        Its own owner is yielded only if its own units block it.
+        """
         for mode in CONFLICTS[waiter.mode]:
             for other in room.holders.get(mode, ()):
                 if other != waiter.owner and other in deadlocked:
@@ -365,11 +374,11 @@ class Reduction:
 
     @property
     def owners(self) -> Iterable[Owner]:
-        """The waiting owners that are looked at."""
+        """The examined waiting owners."""
         return self._owners
 
     def finishing_owners(self) -> list[Owner]:
-        """Return the owners that can finish beside the waiters that are before them in the queues, in this order."""
+        """Return the owners that can finish without overtaking earlier waiters, in the order in which they can finish."""
         in_order = {name: _UnitsInOrder(room) for name, room in self._rooms.items() if room.asked}
         return self._reduce(in_order, self._blockers_in_order())
 
@@ -409,9 +418,10 @@ def _entry(waiter: _Waiter) -> QueueEntry:
 
 
 def _ordered(requests: list[Request], name: str, ranks: dict[Owner, int]) -> list[Request] | None:
-    """Return contiguous requests of a special queue, those of owners with ranks ordered by them; None if nothing changes.
+    """Return contiguous requests of a special queue, with the requests of ranked owners ordered by rank. Return None if
+    nothing changes.
 
-    Requests that need not be before each other keep their order, and so do all conflicting requests of other owners.
+    Requests that may have any order keep their order. Conflicting requests of other owners keep their order, too.
     """
     modes = [request.queue_mode(name) for request in requests]
     before: list[list[int]] = [[] for _ in requests]  # of each request, the requests that must come after it

@@ -1,7 +1,7 @@
 """Upper bounds of the memory that requests take, in bytes, for CPython on 64-bit machines.
 
-Nearly all requests have only short texts. Their memory follows from their number: `REQUEST_BYTES` for each, and
-`NAME_BYTES` for each name. Only for the others the texts are measured: `excess_bytes`.
+Nearly all requests have only short texts. Their memory is computed from their number: `REQUEST_BYTES` for each request, and
+`NAME_BYTES` for each name. The texts of all other requests are measured (`excess_bytes`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 from genie.core.model import Request
 
 SHORT_TEXT: Final = 128
-"""Characters of a name or note that is short if it is ASCII. Longer texts, and others than ASCII, are measured."""
+"""Maximum characters of a short name or note in ASCII. Longer texts, and texts that are not ASCII, are measured."""
 SHORT_REF: Final = 64
-"""Characters of a `ref` that is short for certain, in any script."""
+"""Maximum characters of a `ref` that is short in any script."""
 
 SHORT_NAMES: Final = 8
-"""Number of names of a request that are few for certain. A request with more is not retained with its reply."""
+"""Maximum number of names of a request that is not large. A request with more names is not retained with its reply."""
 
 SHORT_TEXT_BYTES: Final = 208
 """Bytes of a name or a note that are part of `REQUEST_BYTES` and `NAME_BYTES`."""

@@ -1,4 +1,4 @@
-"""What counted resources and subtrees have beside the holders and the waiters of a plain resource.
+"""The additional state of counted resources and of subtrees, beside the holders and the waiters of each resource.
 
 A counted resource counts the units in use. A subtree counts the locks below it as intentions, which are derived from the
 names of the requests and never stored: `IS` for shared locks, `IX` for exclusive locks and units.
@@ -105,7 +105,7 @@ class Subtree:
         self.by_transaction: dict[str, tuple[int, int]] = {}
         """Of both, those of each transaction that names the subtree in a request, once `LockTable.own_below` has counted them."""
         self.examples: dict[str, tuple[QueueMode, Request]] = {}
-        """A few of these locks by name, each with its mode and a holder, to describe blockers: at most `MAX_EXAMPLES`."""
+        """At most `MAX_EXAMPLES` of these locks, to describe blockers: by name, the mode and a holder."""
 
     def add(self, request: Request, name: str, mode: QueueMode, count: int) -> None:
         """Add `count`, which is 1 or -1, to the number of locks below the subtree in `mode`."""

@@ -23,14 +23,15 @@ MAX_SCANNED = 32
 MAX_COUNTED_BLOCKERS = 1000
 """Maximum number of blockers that are counted. A total of this number is a lower bound."""
 MAX_INSPECTED_REQUESTS = 20_000
-"""Maximum number of requests that one `inspect` reads to count blockers. After that, each row has only the blockers that it
-lists. To find the requests of a transaction for one resource, it reads as many of each, and as many holders and waiters of the
-subtrees that contain a resource."""
+"""Maximum number of requests that one `inspect` reads to count blockers. Beyond it, `blockers_total` counts only the listed
+blockers. The same limit applies to the requests of a transaction, and to those of a resource, that are read to find the
+requests that have both, and to the holders and waiters of the subtrees that contain a resource."""
 MAX_LISTING_READS = 20_000
 """Maximum number of requests and resources that one `inspect` reads to list the blockers of the rows whose blockers are not
 counted: a request may be blocked by the last of 1,024 names only."""
 MAX_SEARCHED_NAMES = 50_000
-"""Maximum number of names, of held and of waiting requests each, that one `inspect` compares with a subtree."""
+"""Maximum number of names of held requests that one `inspect` compares with a subtree. The same limit applies to the names
+of waiting requests."""
 MAX_COUNTED_ON_ARRIVAL = 100
 """Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
 count runs for every request with a trace context that begins to wait."""
@@ -92,7 +93,10 @@ def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
 
 
 def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker:
-    """Describe the request `other` as a blocker on the resource `name`. `held`: it holds the resource; else it waits."""
+    """Describe the request `other` as a blocker on the resource `name`.
+
+    `held` is true if it holds the resource, and false if it waits.
+    """
     return Blocker(
         id=other.id,
         transaction=other.transaction,
@@ -144,7 +148,10 @@ def _scan_resource(
 def _scan_special_resource(
     table: LockTable, request: Request, name: str, mode: QueueMode
 ) -> Iterator[tuple[str, Request | None, bool]]:
-    """Do the same as `_scan_resource` for a counted resource or a subtree. A held lock below a subtree has its own name."""
+    """Do the same as `_scan_resource` for a counted resource or a subtree.
+
+    A lock below a subtree is yielded by its own name.
+    """
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     blocking = list(CONFLICTS[mode])
     if mode == U and not units_fit(resource, request.units[name], name, queue, entry):
@@ -170,7 +177,9 @@ def _waited_name(table: LockTable, name: str, waiter: Request) -> str:
 
 
 def _count_unlisted(table: LockTable, request: Request) -> int:
-    """Return the number of locks below the subtrees that a request waits for that are no examples, and block it."""
+    """Return the number of locks that block a request, are below a subtree for which it waits, and are not among the
+    examples of the subtree.
+    """
     count = 0
     for name, mode in request.queue_modes():
         special = table.resources[name].special
@@ -223,11 +232,11 @@ def inspect(
 ) -> Inspection:
     """Return the requests that match all given filters; without filters, all requests.
 
-    A `resource` matches itself and the subtrees that contain it. A subtree also matches all names below it, whether or not it is
-    locked. At most `limit` rows are returned, holders first, and of these the holders of subtrees above the resource. `only`
-    (`holders` or `queue`) restricts the rows to held or to waiting requests. With subtrees, or with `transaction` and `resource`,
-    rows may be missing, and the totals are lower bounds, if there are very many requests to search. Waiters are in queue order if
-    a `resource` that is not a subtree is the only filter, otherwise by arrival.
+    A `resource` matches itself and the subtrees that contain it. A subtree also matches all names below it, whether or not
+    it is locked. At most `limit` rows are returned, holders first, and of these the holders of subtrees above the resource.
+    `only` (`holders` or `queue`) restricts the rows to held or to waiting requests. With subtrees, or with `transaction` and
+    `resource`, rows may be missing, and the totals are lower bounds, if there are very many requests to search. Waiters are
+    in queue order if a `resource` that is not a subtree is the only filter, otherwise by arrival.
     """
     matches = _find(table, resource, id, transaction)
     held = 0 if only == "queue" else min(limit, matches.holders_total)
@@ -247,7 +256,7 @@ def _waiting_rows(table: LockTable, requests: Iterable[Request]) -> Iterator[Row
     rows are omitted.
     """
     left = MAX_INSPECTED_REQUESTS
-    limit = MAX_COUNTED_BLOCKERS + MAX_SCANNED  # what is read includes the resources of a request
+    limit = MAX_COUNTED_BLOCKERS + MAX_SCANNED  # the resources of a request count as read, too
     for request in requests:
         if left <= -MAX_LISTING_READS:
             break
@@ -334,7 +343,9 @@ def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[
 def _add_subtrees_above(
     table: LockTable, name: str, held: list[Request], waiting: list[Request], transaction: str | None = None
 ) -> Matches:
-    """Return found requests and those for the subtrees that contain `name`; with `transaction`, only those of this transaction."""
+    """Return found requests and those for the subtrees that contain `name`; with `transaction`, only those of this
+    transaction.
+    """
     if not table.subtrees:
         return _all_of(held, waiting)
     held_above, entries_above = of_subtrees_above(table, name)
@@ -367,7 +378,9 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
 
 
 def _names(request: Request, name: str) -> bool:
-    """Return whether a request names the resource `name`, a subtree that contains it, or if it is a subtree, a name below it."""
+    """Return whether a request names the resource `name`, a subtree that contains it, or if it is a subtree, a name below
+    it.
+    """
     names = request.names()
     subtrees = () if request.details is None else request.details.subtrees
     return (
@@ -378,7 +391,10 @@ def _names(request: Request, name: str) -> bool:
 
 
 def _within(subtree: str, requests: Iterable[Request]) -> list[Request]:
-    """Return the requests that name a subtree, or a name below it. Reads them until they name `MAX_SEARCHED_NAMES` resources."""
+    """Return the requests that name a subtree, or a name below it.
+
+    Reads them until they name `MAX_SEARCHED_NAMES` resources.
+    """
     prefix, found, left = subtree[:-2], list[Request](), MAX_SEARCHED_NAMES
     for request in requests:
         names = request.names()

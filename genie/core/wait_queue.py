@@ -19,12 +19,13 @@ from genie.core.special import Counted, Subtree
 from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
 
 MIN_UNIFORM_CHUNK = 16
-"""Entries of a chunk above which its owner is kept. A shorter chunk is read again, which costs as much as the bookkeeping."""
+"""Number of entries of a chunk above which its uniform owner is kept. A shorter chunk is read again, which costs as much as
+the bookkeeping."""
 
 MAX_ARRIVAL_STEPS = 6_000
-"""Maximum number of steps that find the place of a new request in the wait queues and in the wait-for graph. A step reads an edge
-of the graph, a resource that an owner waits for, or a request in a queue that is rearranged, or ranks an owner. A request that
-needs more is rejected."""
+"""Maximum number of steps to find the place of a new request in the wait queues and in the wait-for graph. One step reads an
+edge of the graph, reads a resource that an owner waits for, reads a request in a queue that is rearranged, or ranks an
+owner. A request that needs more steps is rejected."""
 STEPS_PER_MOVE = 3
 """Steps for which the move of a request to another position counts, because the new position must be stored."""
 
@@ -295,7 +296,7 @@ class LockedResource:
         self.wait_queue: WaitQueue | None = None
         """The waiting requests; None if there are none."""
         self.special: Counted | Subtree | None = None
-        """What a counted resource and a subtree have beside this; None for a plain name."""
+        """The additional state of a counted resource or of a subtree. None for a plain name."""
 
     def holder_mode(self, name: str, holder: Request) -> QueueMode:
         """Return the mode in which `holder` holds this resource, which is `name`.
@@ -326,8 +327,8 @@ class WaitQueue:
         self.non_simple_count = 0
         """Number of waiters that are not `simple`. If it is 0, no cycle passes through this queue."""
         self.inverted: dict[int, Request] | None = None
-        """The waiters at the position of another priority than their own, by id: a rearrangement put a request before a request
-        of higher priority. May also contain requests that have left the queue. None: there are no such waiters."""
+        """By id, the waiters whose position is that of another priority, because a rearrangement put a request before a
+        request of higher priority. May also contain requests that have left the queue. None if there are no such waiters."""
 
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive) + sum(map(len, self.others.values()))
@@ -409,9 +410,9 @@ class WaitQueue:
     def insert(self, name: str, request: Request, mode: QueueMode, moved: dict[Request, int]) -> None:
         """Insert a new request after the last request of the same or a higher priority.
 
-        Other requests change their positions only if the queue contains a priority inversion. They are added to
-        `moved`, an ordered set. Its value for the new request is the number of requests that its insertions have read or
-        moved, in steps. If it exceeds `MAX_ARRIVAL_STEPS`, the position in this queue is wrong, and the request must leave.
+        Other requests change their positions only if the queue contains a priority inversion. They are added to `moved`, an
+        ordered set. The value of the new request in `moved` is the number of steps for the requests that its insertions have
+        read or moved. If it exceeds `MAX_ARRIVAL_STEPS`, the position in this queue is wrong, and the request must leave.
         """
         if not request.simple:
             self.non_simple_count += 1
@@ -449,7 +450,8 @@ class WaitQueue:
         moved[request] = steps + STEPS_PER_MOVE * len(others)
 
     def _last_demoted(self, name: str, priority: float) -> QueueEntry | None:
-        """Return the last entry at a lower priority than `priority` whose request has at least this priority, or None.
+        """Return the last entry at a position of lower priority than `priority` whose request has at least this priority, or
+        None.
 
         Also removes the requests from `inverted` that have left the queue, or returned to their own priority.
         """
@@ -478,7 +480,7 @@ class WaitQueue:
         return found
 
     def undo_insertion(self, name: str, request: Request) -> None:
-        """Give the requests that the insertion of `request` moved their previous positions back.
+        """Restore the previous positions of the requests that the insertion of `request` has moved.
 
         Nothing else may have changed in the queue since the insertion.
         """

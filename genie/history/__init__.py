@@ -1,4 +1,5 @@
-"""The history of a namespace: who asked for a lock, waited, held it, and how it ended; recorded, searched and replayed.
+"""The history of a namespace: which client requested, awaited and held which lock, and how each request ended. It is
+recorded, searched and replayed.
 
 - `records` is the format: one JSON line for each event.
 - `recorder` writes the lines on the leader, after the commit and never in its way.

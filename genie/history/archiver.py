@@ -3,8 +3,9 @@
     python -m genie.history.archiver DIRECTORY MAX_BYTES MAX_AGE_S
 
 archives every complete file of a directory. A raw file `NAME.jsonl` becomes `NAME.jsonl.gz`: gzip members of about
-`BLOCK_BYTES` each, so that `zcat` reads the file and a search reads single blocks. `NAME.index` is its index. The requests that
-are live at the end of a file are the first lines of the next one, so each file can be understood without the earlier ones.
+`BLOCK_BYTES` each, so that `zcat` reads the file and a search reads single blocks. `NAME.index` is its index. The next file
+begins with the requests that are live at the end of this file (a *snapshot*), so each file can be read without the earlier
+files.
 """
 
 from __future__ import annotations
@@ -66,24 +67,25 @@ COMPRESSION_LEVEL: Final = 3
 BLOCK_ENTRY_BYTES: Final = 96
 """Maximum number of bytes that a block takes in the header of an index."""
 EMPTY_ARCHIVE_BYTES: Final = 1 << 10
-"""Maximum size of an archived file from which all events were left out, together with its index."""
+"""Maximum bytes of an archived file without any event, together with its index."""
 LEFTOVER_S: Final = 3_600.0
-"""Age from which on a file that belongs to no segment is a leftover. A younger one may be in the process of being written."""
+"""Age beyond which a file that belongs to no segment is a leftover. A process may still write a younger file."""
 PART_REQUESTS: Final = 100
 """Number of requests of a snapshot that are encoded together."""
 EXPIRY_DELAY_MS: Final = 3_600_000.0
-"""How long a request may stay live after its deadline, because the store is unavailable."""
+"""Maximum time for which a request stays live after its deadline, because the store is unavailable."""
 
 # -- The requests that are live --------------------------------------------------------------------------
 
 
 class LiveRequests:
-    """The requests that are held or wait, according to the lines so far."""
+    """The held and waiting requests after the lines that were applied so far."""
 
     def __init__(self) -> None:
         self.requests: dict[int, Queued] = {}
         self.unrecorded_count = 0
-        """Number of live requests whose lines are missing, because a snapshot was left out. -1 if unknown."""
+        """Number of live requests whose lines are missing, because there was no room for a snapshot. -1 if the number is
+        unknown."""
         self.last_at = 0.0
         """The time of the last line."""
 
@@ -104,7 +106,8 @@ class LiveRequests:
     def carried(self) -> list[Carried]:
         """Return the requests as the first lines of the next file.
 
-        A request whose deadline is long over is left out: it has ended, but its end is missing because the disk was too slow.
+        A request whose deadline passed long ago is omitted: the request has ended, but its end was not recorded because the
+        disk was too slow.
         """
         carried = [
             request
@@ -115,19 +118,22 @@ class LiveRequests:
         return [each for each in carried if each.deadline is None or each.deadline >= self.last_at - EXPIRY_DELAY_MS]
 
     def snapshot(self, max_bytes: int) -> bytes | None:
-        """Return the requests as the first lines of the next file, or None if some are unknown or they exceed `max_bytes`."""
+        """Return the live requests, encoded as the first lines of the next file.
+
+        Return None if some of the live requests are unknown, or if the lines exceed `max_bytes`.
+        """
         if self.unrecorded_count:
             return None
         carried, parts, size = self.carried(), list[bytes](), 0
-        for at in range(0, len(carried), PART_REQUESTS):
-            parts.append(records.encode_lines(carried[at : at + PART_REQUESTS]))
+        for start in range(0, len(carried), PART_REQUESTS):  # in parts, to stop early if the snapshot is too large
+            parts.append(records.encode_lines(carried[start : start + PART_REQUESTS]))
             size += len(parts[-1])
             if size > max_bytes:
                 return None
         return b"".join(parts)
 
     def gap(self) -> Gap:
-        """Return the line that replaces the snapshot."""
+        """Return the line that replaces a snapshot of these requests."""
         live = -1 if self.unrecorded_count < 0 else self.unrecorded_count + len(self.requests)
         return records.unrecorded(self.last_at, live)
 
@@ -150,7 +156,7 @@ def carry(
 
 
 def changed(request: Queued, line: Locked | Extended | Moved) -> Queued:
-    """Return a request in its state after a line about it."""
+    """Return a request with the changes of a line about it: its grant, its extension or its new positions."""
     if isinstance(line, Locked):
         return carry(request, line.at, line.fence, line.at + request.transaction_timeout_ms, None)
     if isinstance(line, Extended) and isinstance(request, Granted):
@@ -171,7 +177,7 @@ class _ArchiveWriter:
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
         self._blocks: list[Block] = []
         self._pairs: list[int] = []
-        """Each key with the number of a block that has it, as `encode_index` takes them."""
+        """Each key combined with the number of a block that contains the key, in the format of `encode_index`."""
         self._keys: dict[int, list[int]] = {}
         """Keys of the requests that are live, by id."""
         self._event_count = 0
@@ -239,43 +245,54 @@ class _ArchiveWriter:
 
 
 def archive(segment: Segment, following: Segment | None, room: Room) -> int:
-    """Compress and index one raw file, and write the snapshot for the `following` file. Return the number of new gaps.
+    """Compress and index one raw file, and write the snapshot with which the `following` file begins.
 
-    A gap replaces events or a snapshot for which there is no room. The raw file is deleted last, so that the next process can
-    archive it again if this one is killed.
+    A gap replaces events or a snapshot for which there is no room. Return the number of new gaps.
+
+    The raw file is deleted when its archive is durable: if this process is killed before, the next process archives the raw
+    file again.
     """
-    directory = segment.path.parent
-    archived, index, state = map(segment.sibling, (ARCHIVED, INDEX, STATE))
+    archived, index, snapshot = map(segment.sibling, (ARCHIVED, INDEX, STATE))
     part, live = archived.with_name(f"{archived.name}.part"), LiveRequests()
     room.reserve(EMPTY_ARCHIVE_BYTES)
     with _ArchiveWriter(part) as writer:
         is_complete = _copy(segment, live, writer, room)
     _write_durably(index, writer.index())
-    gaps = 0 if is_complete else 1
+    gap_count = 0 if is_complete else 1
     if following is not None and not following.is_archived:
-        snapshot = live.snapshot(room.retention.snapshot_bytes)
-        if snapshot is None or not room.reserve(len(snapshot)):
-            snapshot = records.encode_lines([live.gap()])
-            gaps += live.unrecorded_count == 0  # otherwise the gap was counted when it began
-        _write_durably(following.sibling(STATE), snapshot)
+        gap_count += _write_snapshot(following, live, room)
     part.rename(archived)
-    _sync_directory(directory)
+    _sync_directory(segment.path.parent)
     segment.path.unlink()
-    room.release(size_of(state))
-    state.unlink(missing_ok=True)
+    room.release(size_of(snapshot))
+    snapshot.unlink(missing_ok=True)
     room.add_deletable(archived, index)
-    return gaps
+    return gap_count
+
+
+def _write_snapshot(following: Segment, live: LiveRequests, room: Room) -> int:
+    """Write the live requests with which a file begins, or a gap if there is no room. Return 1 for a new gap, else 0."""
+    snapshot, gap_count = live.snapshot(room.retention.snapshot_bytes), 0
+    if snapshot is None or not room.reserve(len(snapshot)):
+        snapshot = records.encode_lines([live.gap()])
+        if not live.unrecorded_count:  # otherwise this gap began in an earlier file, and was counted there
+            gap_count = 1
+    _write_durably(following.sibling(STATE), snapshot)
+    return gap_count
 
 
 def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Room) -> bool:
-    """Copy the lines of a raw file to an archive, as far as there is room. Return whether there was room for all."""
+    """Apply the lines of a raw file to `live`, and copy them to an archive while there is room.
+
+    Return whether all were copied.
+    """
     missing_times: list[float] = []
     """The times of the first and the last event that are not copied. Empty if all are copied."""
     for lines in _lines_to_archive(segment):
         for line in lines:
             live.apply(line)
         if missing_times or not writer.add(lines, records.encode_lines(lines), room.reserve):
-            missing_times += [line.at for line in lines if not isinstance(line, (Opened, Carried))] or [live.last_at]
+            missing_times += [line.at for line in lines if records.is_event(line)] or [live.last_at]
             missing_times = [min(missing_times), max(missing_times)]
     if missing_times:
         gap = Gap(missing_times[0], 1, missing_times[1])
@@ -284,7 +301,10 @@ def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Ro
 
 
 def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
-    """Yield the lines of a raw file. A gap precedes them if the live requests are unknown, as the previous file was deleted."""
+    """Yield the lines of a raw file.
+
+    If the live requests are unknown, because the previous file was deleted, the first line is a gap.
+    """
     if segment.number > 1 and not segment.sibling(STATE).exists():
         yield [records.unrecorded(first_at(segment), -1)]
     yield from segment.read()
@@ -337,11 +357,11 @@ class Room:
         self._deletable.append(paths)
 
     def release(self, count: int) -> None:
-        """Subtract the bytes of files that the caller deletes."""
+        """Subtract the bytes of files, because the caller deletes these files."""
         self._used_bytes -= count
 
     def shrink(self) -> None:
-        """Delete the oldest files until the others fit, and the raw files leave the server room for another one."""
+        """Delete the oldest files until the others fit, and the server has room for one more raw file."""
         segments = list_segments(self._directory)
         complete = deque(segment for segment in segments if not segment.is_archived and not is_recorded(segment))
         raw = raw_bytes(self._directory, self.retention)
@@ -367,7 +387,7 @@ class Room:
 
 
 def archive_complete(directory: Path, retention: Retention | None = None) -> int:
-    """Archive each raw file that no server writes any more, in order. Return how many writes were dropped.
+    """Archive each raw file that no server writes any more, in order. Return the number of dropped writes.
 
     A file that cannot be read is renamed, so that later files are archived. Files of another version of Genie are left to that
     version, except the oldest if they take more than half of the room for raw files.
@@ -379,7 +399,7 @@ def archive_complete(directory: Path, retention: Retention | None = None) -> int
         complete = [segment for segment in raw if segment.stem not in foreign and not is_written(segment.path)]
         if not complete:
             break
-        # Listed again, because a server may have begun the file that follows just before it completed the last one.
+        # List the files again: a server may have begun a further file just before it completed the last one.
         by_number = {(segment.term, segment.number): segment for segment in list_segments(directory)}
         for segment in complete:
             try:
@@ -442,14 +462,17 @@ def _expires_from(segment: Segment) -> float:
 
 
 def shrink(directory: Path, retention: Retention) -> None:
-    """Delete the oldest files of a directory until it keeps to the retention, unless an archiver does so already."""
+    """Delete the oldest files of a directory until the rest is within the retention.
+
+    Do nothing if an archiver runs: it does the same.
+    """
     with _archiver_lock(directory) as is_locked:
         if is_locked:
             Room(directory, retention).shrink()
 
 
 def clean_up(directory: Path, retention: Retention) -> int:
-    """Archive the complete files of a directory, and delete the expired ones. Return how many writes were dropped.
+    """Archive the complete files of a directory, and delete the expired files. Return the number of dropped writes.
 
     Only one process does this at a time.
     """

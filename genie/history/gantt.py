@@ -31,8 +31,8 @@ STYLE: Final = (
 def draw(entries: list[Entry], since_ms: float | None, until_ms: float) -> str:
     """Return an SVG chart with one row for each request, in the given order.
 
-    The time axis begins at `since_ms`, or if it is None with the first request. It ends at `until_ms` or at the last recorded
-    end, whichever is earlier.
+    The time axis begins at `since_ms`, or with the first request if `since_ms` is None. It ends at `until_ms` or at the last
+    recorded end, whichever is earlier.
     """
     start = min((entry.begins_at for entry in entries), default=until_ms - 1)
     start = start if since_ms is None else max(start, since_ms)
@@ -91,6 +91,6 @@ def _bar(kind: str, left: float, right: float, y: float, height: float) -> str:
 
 
 def _format_time(at_ms: float, span_ms: float) -> str:
-    """Return a time of day, with as many decimals as the span of the chart needs."""
+    """Return a time of day. The shorter the span of the chart, the more decimals the time has."""
     text = f"{datetime.fromtimestamp(at_ms / 1000, UTC):%H:%M:%S.%f}"
     return text[:8] if span_ms >= MINUTE_MS else text[:12]

@@ -1,8 +1,8 @@
-"""Records the history on the leader: what the lock manager did, once it is stored, as lines of a file.
+"""Records the history on the leader: writes the steps of the lock manager as lines of a file, after they are stored.
 
-A request and a release are recorded as the lines that the client sent, which costs little. Everything else, such as the
-grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread writes them. If the
-disk or the archiver cannot keep up, lines are dropped and counted. A commit never waits for the recording.
+Requests and releases are recorded as the lines that the client sent, which takes little time. Everything else, such as the
+grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread writes
+them. If the disk or the archiver cannot keep up, lines are dropped and counted. A commit never waits for the recording.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from genie.history.writer import HistoryWriter, clean_up_command, namespace_dire
 from genie.lock_modes import UnitCount
 
 JOINED_LINES: Final = 32
-"""Number of stored lines that are joined together: so few that they are still in the processor's cache."""
+"""Number of stored lines that are joined at a time. It is small, so that the lines are still in the processor's cache."""
 LONG_BYTES: Final = 64 << 10
-"""Bytes of stored lines from which on few lines are joined, too: a line may have a MiB, and is decoded when it is joined."""
+"""If the stored lines have more bytes, fewer lines are joined: a line may have a MiB, and is decoded when it is joined."""
 WRITTEN_BYTES: Final = 256 << 10
 """Bytes of joined lines that are given to the writer together."""
 FLUSH_INTERVAL_S: Final = 0.25
@@ -54,9 +54,9 @@ MAX_WAITS_FOR: Final = 4
 CLEAN_UP_INTERVAL_S: Final = 3_600.0
 """Seconds between two runs of the archiver, also on a server that is idle or does not lead."""
 NEEDS_CONTEXT: Final = -1.0
-"""In place of the time of the last mark: the next command needs a mark with its whole context."""
+"""Value of `_marked_at` if the next command needs a mark with its whole context."""
 NO_MARK: Final = -1
-"""In place of the number of lines at the last mark: the mark is joined already."""
+"""Value of `_mark_end` and `_note_end` if the mark is joined already."""
 
 log = structlog.get_logger()
 
@@ -90,7 +90,8 @@ class Recorder:
         self._marked_for: Principal | None = None
         """The principal of the last mark. The line of a command of another principal needs a mark."""
         self._mark_end = NO_MARK
-        """The length of `_lines` when the last mark was appended. If it is still the same, no line follows the mark."""
+        """The length of `_lines` after the last mark was appended. If `_lines` still has this length, no line follows the
+        mark."""
         self._marked_note: str | None = None
         """The note of the session in the marks. The line of a command of a session with another note needs a mark."""
         self._earlier_note: str | None = None
@@ -98,11 +99,12 @@ class Recorder:
         self._note_end = NO_MARK
         """The length of `_lines` when the last mark of a note was appended, like `_mark_end`."""
         self._stored_count = 0
-        """How many of `_lines` are stored. Only these are written, because the others may be lost with the leadership."""
+        """Number of `_lines` whose effects are stored. The other lines are not written yet, because they may be lost with
+        the leadership."""
         self._stored_bytes = 0
         """The bytes of the stored lines, approximately."""
         self._is_flush_due = False
-        """Whether the timer has fired during a commit, so that `on_stored` must write all lines."""
+        """Whether `on_stored` must write all lines, because the timer has fired during a commit."""
         self._joined: list[bytes] = []
         """Joined lines that the writer does not have yet."""
         self._joined_bytes = 0
@@ -139,7 +141,7 @@ class Recorder:
                 request = first.request
                 self._lines.append(records.LOCKED % (now + self._offset_ms, request.id, request.fence))
                 return
-            # A request that is moved on arrival has further events, as others are moved with it.
+            # A request that is moved on arrival causes further events, because other requests are moved, too.
             if type(first) is Queued and type(line) is bytes and first.request.state is WAITING:
                 self._lines += (records.WAITS % _first_blockers(self._manager, first.request), line)
                 return
@@ -154,7 +156,7 @@ class Recorder:
             self._lines.append(records.encode(records.Moved(at, first.request.id, _positions(first.request))))
 
     def on_id_skipped(self, now: float) -> None:
-        """Write a new context mark, because a rejected request has used an id.
+        """Append a context mark with the next id, because a rejected request has used an id.
 
         Readers number requests from the id in the last context, so they would assign the skipped id to the next request.
         """
@@ -211,7 +213,7 @@ class Recorder:
         self._timer = None
         if self._stored_count == len(self._lines):
             self.flush()
-        else:  # lines that are not stored yet may depend on a mark among the stored ones, so all are written together
+        else:  # lines that are not stored yet may depend on a mark in the stored lines, so `on_stored` writes all lines together
             self._is_flush_due = True
 
     def flush(self) -> None:
@@ -371,10 +373,10 @@ class History:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
         self._writer: HistoryWriter | None = None
         self._dropped_before = 0
-        """Number of writes that earlier leaderships, and the archivers of `keep_clean`, have dropped."""
+        """Number of writes that were dropped in earlier leaderships, or by the archivers that `keep_clean` has run."""
 
-    def record(self, manager: LockManager) -> Recorder:
-        """Start the recording of a leadership, with the requests that `manager` takes over."""
+    def start_recorder(self, manager: LockManager) -> Recorder:
+        """Return the recorder of a new leadership. Its history begins with the requests that `manager` has taken over."""
         if self._writer is not None:
             self._dropped_before += self._writer.dropped
         self._writer = HistoryWriter(self.directory, self._namespace, self._server, self._retention)
@@ -382,7 +384,7 @@ class History:
 
     @property
     def dropped(self) -> int:
-        """How many writes, each with many events, were dropped."""
+        """Number of dropped writes. Each write contains many events."""
         return self._dropped_before + (0 if self._writer is None else self._writer.dropped)
 
     async def keep_clean(self) -> None:
@@ -395,7 +397,12 @@ class History:
                     stdout=asyncio.subprocess.PIPE,
                 )
             except OSError as error:
-                log.warning("history archiver not started", namespace=self._namespace, error=str(error))
+                log.warning(
+                    "history archiver start failed, retrying",
+                    namespace=self._namespace,
+                    error=str(error),
+                    retry_s=CLEAN_UP_INTERVAL_S,
+                )
             else:
                 try:
                     output, _ = await process.communicate()

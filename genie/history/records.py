@@ -3,9 +3,9 @@
 All times are milliseconds since the Unix epoch. A field with its default value is left out. A line with an unknown field or
 event is rejected: a later version of Genie has written it.
 
-The server writes nearly all requests and releases as it received them, because that costs it nothing but a copy. In such a
-*raw* file, lines without `event` are these commands: requests, granted at once or waiting, and releases. *Marks* before them
-say what is not in the commands, such as the time. `RawDecoder` turns commands and marks into events.
+The server writes nearly all requests and releases as it received them, which takes only the time of a copy. In such a *raw*
+file, lines without `event` are these commands: requests, granted at once or waiting, and releases. *Marks* before them
+contain what the commands do not contain, such as the time. `RawDecoder` turns commands and marks into events.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from genie.lock_modes import S, U, UnitCount, X, lock_text
 from genie.protocol import commands
 
 FORMAT: Final = 1
-"""The version of the format, which the first line of each file has."""
+"""The version of the format, which the first line of each file contains."""
 TIMEOUT_MS: Final = 10_000.0
-"""The queue timeout and the transaction timeout of a line that does not have them."""
+"""The default queue timeout and the default transaction timeout, which lines omit."""
 
 
 class _Event(Struct, tag_field="event", omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -43,7 +43,7 @@ class Opened(_Event, tag="opened"):
 
 
 class Queued(_Event, tag="queued"):
-    """A request arrived and waits. `waits_for` has the ids of the first requests that it waits for, holders first.
+    """A request arrived and waits. `waits_for` contains the ids of the first requests for which it waits, holders first.
 
     If the line has no names, the request has `anyOf`, and ends at once because too little was available.
     """
@@ -80,7 +80,8 @@ class Granted(Queued, tag="granted"):
 
 
 class Carried(Granted, tag="carried"):
-    """A request of the time before the file. `at` is when it was granted, or when it began to wait if `fence` is 0.
+    """A request that was live when the file began. `at` is the time of its grant, or if `fence` is 0, the time at which it
+    began to wait.
 
     `deadline` is when it ends at the latest, or None if it has no time limit. `positions` are its positions in rearranged wait
     queues: negated priority and ticket by name.
@@ -148,10 +149,11 @@ class Moved(_Event, tag="moved"):
 
 
 class Gap(_Event, tag="gap"):
-    """Events from `at` to `until` are missing: `dropped` writes of them. The disk or the archiver was too slow, or the history full.
+    """Events from `at` to `until` are missing, because `dropped` writes were dropped: the disk or the archiver was too slow,
+    or the history was full.
 
-    If `live` is not 0, no events are missing, but the requests that are carried into the file. `live` is the number of these
-    requests, or -1 if unknown.
+    If `live` is not 0, the requests that are carried into the file are missing instead, and no events. `live` is the number
+    of these requests, or -1 if it is unknown.
     """
 
     dropped: int
@@ -183,7 +185,8 @@ MAX_UNCHECKED_BYTES: Final = 512
 _GAP: Final = b'{"event":"gap"'
 """The beginning of a line `gap`."""
 _EVENT: Final = b'{"event":'
-"""The beginning of all lines of the server. A client's command cannot begin like this: it would have an unknown field."""
+"""The beginning of all lines of the server. A command of a client cannot begin with it: `event` would be an unknown field of
+the command."""
 
 
 def lock_texts(exclusive: tuple[str, ...], shared: tuple[str, ...], units: Mapping[str, UnitCount] | None) -> list[str]:
@@ -201,6 +204,11 @@ class UnreadableHistory(ValueError):
 
 class OtherFormat(UnreadableHistory):
     """Another version of Genie has written a file of the history."""
+
+
+def is_event(line: Line) -> bool:
+    """Return whether a line is an event or a gap: neither the header of a file, nor a request that is carried into the file."""
+    return not isinstance(line, (Opened, Carried))
 
 
 def decode(text: bytes) -> list[Line]:
@@ -231,7 +239,10 @@ def unrecorded(at: float, live: int) -> Gap:
 
 
 def begins_unrecorded(text: bytes) -> bool:
-    """Return whether the first line of a file, or the second after `opened`, replaces the requests of the time before."""
+    """Return whether a gap replaces the requests that are carried into a file.
+
+    The gap is the first line, or the second after `opened`.
+    """
     return any(line.startswith(_GAP) and b'"live":' in line for line in text.split(b"\n", 2)[:2])
 
 

@@ -1,4 +1,4 @@
-"""Redaction: secret names are recorded as a prefix and a keyed digest, and a reader of the key can find them."""
+"""Redaction: secret names are recorded as a prefix and a keyed digest. A search finds them only if it can read the key."""
 
 from __future__ import annotations
 
@@ -76,19 +76,26 @@ class Redaction:
         return name
 
     def redact_line(self, line: records.Line) -> records.Line:
-        """Redact the names of a line in place, and return the line."""
-        redact = self.redact
+        """Redact the names of a line in place, and return the line. A request with a redacted name loses its note."""
         if not self.prefixes:
             return line
         if isinstance(line, records.Queued):  # also Granted and Carried
-            names = line.names, line.transaction
-            line.exclusive, line.shared = tuple(map(redact, line.exclusive)), tuple(map(redact, line.shared))
-            line.units = line.units and {redact(name): units for name, units in line.units.items()}
-            line.transaction = None if line.transaction is None else redact(line.transaction)
-            if (line.names, line.transaction) != names:
-                line.note = None
+            self._redact_request(line)
         if isinstance(line, (records.Carried, records.Moved)) and line.positions is not None:
-            line.positions = {redact(name): entry for name, entry in line.positions.items()}
-        elif isinstance(line, records.Released):
-            line.cycle = tuple([redact(owner) if isinstance(owner, str) else owner for owner in line.cycle])
+            line.positions = {self.redact(name): position for name, position in line.positions.items()}
+        if isinstance(line, records.Released):
+            # The owners in a cycle: transactions by name, requests without a transaction by id.
+            line.cycle = tuple([self.redact(owner) if isinstance(owner, str) else owner for owner in line.cycle])
         return line
+
+    def _redact_request(self, request: records.Queued) -> None:
+        """Redact the resources and the transaction of a request. If one of these names changes, remove the note."""
+        before = request.names, request.transaction
+        request.exclusive = tuple(map(self.redact, request.exclusive))
+        request.shared = tuple(map(self.redact, request.shared))
+        if request.units:
+            request.units = {self.redact(name): units for name, units in request.units.items()}
+        if request.transaction is not None:
+            request.transaction = self.redact(request.transaction)
+        if (request.names, request.transaction) != before:
+            request.note = None

@@ -1,4 +1,4 @@
-"""Runs recorded requests through the lock manager again: exactly as they were, or with changes.
+"""Runs recorded requests through the lock manager again, unchanged or with changes.
 
 `replay` repeats what the recorded commands did, and compares every grant and every end with the record. `what_if` simulates
 the same arrivals with other priorities or timeouts, or without some requests. Both are pure: no clock, no files.
@@ -7,7 +7,7 @@ the same arrivals with other priorities or timeouts, or without some requests. B
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from heapq import heappop, heappush
@@ -56,7 +56,10 @@ _ORIGIN: Final = _Origin()
 
 
 class Diverged(Exception):
-    """The lock manager did not do what is recorded at the time `at`. The history has a gap, or this is a defect."""
+    """The lock manager did not repeat what was recorded at the time `at`.
+
+    Either the history has a gap, or Genie has a defect.
+    """
 
     def __init__(self, at: float, message: str) -> None:
         super().__init__(message)
@@ -94,9 +97,9 @@ class Replay:
     def __init__(self, since: float = -inf, on_step: Callable[[Step], None] | None = None) -> None:
         self.manager = LockManager()
         self.grants = 0
-        """How many grants were repeated exactly: at the same time, with the same fencing token."""
+        """Number of grants that were repeated exactly: at the same time, with the same fencing token."""
         self.ends = 0
-        """How many ends were repeated exactly: at the same time, for the same reason."""
+        """Number of ends that were repeated exactly: at the same time, for the same reason."""
         self.is_cut_off = False
         """Whether the record ends in the middle of a step, because its server was killed or the disk was full."""
         self._since = since
@@ -107,7 +110,7 @@ class Replay:
         """Whether carried requests are loaded: until the first event of the replay or of a leadership."""
 
     def run(self, lines: Iterable[Line]) -> None:
-        """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not do what they say."""
+        """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not repeat a recorded event."""
         source = iter(lines)
         line = next(source, None)
         while line is not None:
@@ -140,7 +143,7 @@ class Replay:
             case Carried():
                 if self._accepts_carried and self.manager.table.find(line.id) is None:
                     self.manager.adopt(make_request(line))
-            case Gap() if line.live:  # the carried requests are missing, not events
+            case Gap() if line.live:  # a gap of carried requests, not of events
                 raise UnknownState(line.at)
             case Gap():
                 raise Diverged(line.at, f"events are missing here, {WHY_MISSING}")
@@ -178,7 +181,7 @@ class Replay:
         else:
             found = manager.table.find(line.id)
             if found is None:
-                return  # a request without names, or one whose beginning is not in the record
+                return  # the request has no names, or its arrival is not in the record
             if line.reason in (Reason.QUEUE_TIMEOUT, Reason.TRANSACTION_TIMEOUT):
                 manager.deadlines.discard(found.deadline, found.id)
                 found.deadline = 0  # the most overdue request, so that no other one ends instead
@@ -188,7 +191,7 @@ class Replay:
                 self._step(Release(line.id), line.at, f"release {line.id}", found.names())
 
     def _adjust_fences(self, fence: int) -> None:
-        """Continue with the fencing tokens of the record: `fence` is that of its first grant."""
+        """Continue the fencing tokens of the record: `fence` is the token of its first grant."""
         granted = [event.request for event in self._unconfirmed_events if isinstance(event, GRANTS)]
         if granted:
             difference = fence - granted[0].fence
@@ -224,14 +227,14 @@ class Replay:
         return holders + [_owner(entry[2]) for entry in (() if queue is None else queue)]
 
     def _confirm(self, line: Queued | Locked | Released) -> None:
-        """Compare a recorded event with the next one that the lock manager produced."""
+        """Compare a recorded event with the next event of the lock manager. Raises Diverged if they differ."""
         if isinstance(line, Queued) and not line.names:
-            return
+            return  # a request with `anyOf` that ended at once, so it was not executed here
         if isinstance(line, (Granted, Locked)) and not self.grants:
             self._adjust_fences(line.fence)
         if not self._unconfirmed_events:
             if isinstance(line, Released) and self.manager.outcome(line.id) is None:
-                return  # its beginning is not in the record
+                return  # its arrival is not in the record
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but did not happen")
         event = self._unconfirmed_events.popleft()
         request: Any = getattr(event, "request", None)
@@ -260,7 +263,8 @@ def _is_disconnection(line: Line | None) -> TypeGuard[Released]:
 def _granting_command(manager: LockManager, request: Request) -> core.Command:
     """Return the command of a request that is recorded as granted at once.
 
-    Only a request with `anyOf` may be granted beside earlier waiters. It is repeated with the granted names as its only choices.
+    Only a request with `anyOf` may be granted beside earlier waiters. It is repeated with the granted names as its only
+    choices.
     """
     request.owner = manager.next_id if request.transaction is None else request.transaction
     choices, units = list(request.modes()), request.units
@@ -324,13 +328,15 @@ def _describe_line(line: Queued | Locked | Released) -> str:
 
 
 def explain_wait(manager: LockManager, request: Request) -> list[str]:
-    """Return why a waiting request is not granted: a line for each of its first blockers."""
+    """Return why a waiting request is not granted: a line for each of its first blockers, then the number of the others."""
     blockers, total = find_blockers(manager.table, request)
-    lines = [
-        f"not granted: {blocker.transaction or blocker.id} {'holds' if blocker.held else 'is earlier in the queue for'} {blocker.lock}"
-        for blocker in blockers
-    ]
-    return lines if total == len(blockers) else [*lines, f"and {total - len(blockers)} more"]
+    lines = []
+    for blocker in blockers:
+        relation = "holds" if blocker.held else "is earlier in the queue for"
+        lines.append(f"not granted: {blocker.transaction or blocker.id} {relation} {blocker.lock}")
+    if total > len(blockers):
+        lines.append(f"and {total - len(blockers)} more blockers")
+    return lines
 
 
 def _owner(request: Request) -> str:
@@ -375,7 +381,7 @@ class Change:
     remove: bool = False
 
     def matches(self, line: Queued) -> bool:
-        """Return whether a recorded request is one of those to change."""
+        """Return whether a recorded request matches all patterns."""
         return (
             (
                 self.transaction is None
@@ -393,13 +399,13 @@ class Outcome:
     requests: int = 0
     granted: int = 0
     ended: dict[str, int] = field(default_factory=dict)
-    """How many requests ended for each reason other than a release."""
+    """Number of requests that ended for each reason other than a release."""
     waits: dict[int, float] = field(default_factory=dict)
     """The wait in milliseconds of each granted request, by id. 0 if the request was granted at once."""
 
     @property
     def waited(self) -> int:
-        """How many requests were granted after a wait."""
+        """Number of requests that were granted after a wait."""
         return sum(wait > 0 for wait in self.waits.values())
 
     def percentile(self, share: float) -> float:
@@ -426,7 +432,7 @@ class _Recorded:
 
 
 def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:
-    """Return two outcomes of the requests from `since` on: the recorded one, and that of a simulation with a change.
+    """Return the recorded outcome of the requests from `since` on, and the outcome of a simulation with a change.
 
     A simulated request arrives at its recorded time, and is held for its recorded duration. A request that was never granted
     is held for the median of the other durations. A client that stopped waiting stops waiting after the same time. With
@@ -449,7 +455,7 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
 
 
 def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
-    """Return the recorded requests by id. A request that no later leadership carries on has ended with its leadership."""
+    """Return the recorded requests by id. A request that the next leadership does not carry on ended with its leadership."""
     recorded: dict[int, _Recorded] = {}
     lost: dict[int, _Recorded] = {}
     """Live requests of the previous leadership that the next one has not carried on so far."""
@@ -504,7 +510,9 @@ class _Simulation:
     def run(self) -> Outcome:
         """Simulate all recorded arrivals, then the time until the last recorded end. Return the outcome."""
         last, has_begun = 0.0, False
-        for request in self._by_arrival():
+        # By arrival; the requests that are carried into the period are first.
+        by_arrival = sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
+        for request in by_arrival:
             line = request.line
             changed = self._change is not None and self._change.matches(line)
             if changed and self._change is not None and self._change.remove:
@@ -522,12 +530,8 @@ class _Simulation:
         return self._outcome
 
     def _grant_after_removals(self, now: float) -> None:
-        """Grant the live requests that no request blocks any more, because the change has removed it."""
+        """Grant the live requests that are no longer blocked, because the change has removed their blockers."""
         self._step(Recover(), now)
-
-    def _by_arrival(self) -> Iterator[_Recorded]:
-        """Yield the recorded requests by arrival, the requests that are carried into the period first."""
-        yield from sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
 
     def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:
         """Execute a request, with the change if `changed`, or load it if it was live when the period began."""

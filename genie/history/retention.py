@@ -1,4 +1,4 @@
-"""How long the history is kept, and how the bytes of a directory are shared.
+"""The retention of the history, and how the bytes of a directory are shared.
 
 A server writes the raw files, and the archiver, which is another process, writes all others. Each process has its own share
 of the bytes, so that both stay below the bound without coordination.
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 SEGMENT_BYTES: Final = 16 << 20
-"""The greatest size beyond which a file is complete, and the next one begins."""
+"""Upper bound of `segment_bytes`."""
 RESERVED_BYTES: Final = 16 << 10
-"""Bytes that are kept free for lines which are always written: the first line of a file, gaps, and the key of redacted names."""
+"""Bytes that are reserved for what is always written: the first line of a file, gaps, and the key of redacted names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class Retention:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of all raw files: the open ones, and the ones that wait for the archiver."""
+        """Limit for the bytes of all raw files: the open files, and the files that wait for the archiver."""
         return self.max_bytes // 4
 
     @property
     def archive_bytes(self) -> int:
-        """Bytes of all other files: archives, indexes, snapshots, and what the archiver writes now."""
+        """Limit for the bytes of all other files: archives, indexes, snapshots, and the files that the archiver is writing."""
         return max(0, self.max_bytes - self.raw_bytes - RESERVED_BYTES)
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of one snapshot: the requests that are carried into a file. A larger one is not recorded.
+        """Limit for the bytes of one snapshot, the requests that are carried into a file. A larger snapshot is not recorded.
 
         A file is complete when it has as many bytes of events as its snapshot, so two raw files of this size fit.
         """
@@ -42,5 +42,5 @@ class Retention:
 
     @property
     def segment_bytes(self) -> int:
-        """Size beyond which a file with a small snapshot is complete."""
+        """Bytes of events from which on a file is complete, if its snapshot is not larger."""
         return min(SEGMENT_BYTES, self.max_bytes // 32)

@@ -3,7 +3,7 @@
     python -m genie.history.search DIRECTORY
 
 reads a `Query` from the standard input and prints its `Result`, both as JSON. The admin port searches in this way, in a
-process of its own. The query is no argument, because a name may be a secret, and every user sees the arguments of a process.
+process of its own. The query is not an argument: a name may be a secret, and every user can see the arguments of a process.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from msgspec import Struct, json
 
 from genie.core import Mode, Reason
 from genie.core.special import possible_subtrees
-from genie.history.records import Carried, Gap, Granted, Line, Locked, Opened, Queued, Released, lock_texts
+from genie.history.records import Carried, Gap, Granted, Line, Locked, Queued, Released, is_event, lock_texts
 from genie.history.redaction import recorded_names
 from genie.history.segments import GAP_KEY, Segment, is_recorded, key_of, last_at, list_segments
 from genie.lock_modes import UnitCount
 
 NICENESS: Final = 10
-"""Niceness of the process of a search. On a busy processor the server gets ten times as much; with 19 a search would time out."""
+"""Niceness of the process of a search. On a busy processor the server gets ten times as much processor time. With 19, a
+search would time out."""
 
 MAX_REQUESTS: Final = 10_000
-"""Number of requests that a search returns at most."""
+"""Maximum number of requests that a search returns."""
 MAX_LISTED_RESOURCES: Final = 10
 """Number of names of a request in the output of this module as a process: a request may have 1,024, of 512 characters each."""
 ATTEMPTS: Final = 5
@@ -89,10 +90,10 @@ class Entry(Struct, omit_defaults=True):
     cycle: tuple[str | int, ...] = ()
     """The owners of the deadlock that ended the request."""
     resources_total: int = 0
-    """How many names the request has, if only some are listed. 0 if all are listed."""
+    """Number of names of the request if only some are listed. 0 if all are listed."""
     record_ends_at: float | None = None
-    """When the record of a leadership ends in which the request was live, if no later leader recorded it. None if the end of
-    the request is recorded, or if it is live."""
+    """End of the record of the leadership in which the request was live, if no later leader recorded the request. None if
+    the end of the request is recorded, or if the request is live."""
 
     @property
     def begins_at(self) -> float:
@@ -101,7 +102,7 @@ class Entry(Struct, omit_defaults=True):
 
     @property
     def last_at(self) -> float | None:
-        """When the request or its record ended. None if the request is live."""
+        """The time at which the request or its record ended. None if the request is live."""
         return self.record_ends_at if self.ended_at is None else self.ended_at
 
     @property
@@ -122,7 +123,7 @@ class Result(Struct, omit_defaults=True):
     more: bool = False
     """Whether earlier requests match as well."""
     gaps: int = 0
-    """How often events are missing."""
+    """Number of gaps, in which events are missing."""
     begins_at: float | None = None
     """The time of the earliest event in the history. None if there is no history."""
 
@@ -150,7 +151,7 @@ class _Search:
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
         self._first_stems = {each.term: each.stem for each in reversed(self._segments)}.values()
-        """The names of the first file of each leadership. Live requests that are missing there are in no other file."""
+        """The stem of the first file of each leadership. Live requests that are missing there are in no other file."""
         self._resources = None if query.resource is None else _recorded_resources(directory, query.resource)
         self._transactions = None if query.transaction is None else recorded_names(directory, query.transaction)
         clients = None if query.client is None else {query.client}
@@ -162,9 +163,9 @@ class _Search:
         self._found: dict[int, Entry] = {}
         """Requests that match the names of the query, by id."""
         self._terms: dict[int, str] = {}
-        """By id of a found request, the latest leadership whose files have it."""
+        """By id of a found request, the latest leadership whose files contain the request."""
         self._unmatched: dict[int, list[Locked | Released]] = {}
-        """By id of a request that no file has so far, the later lines about it. An earlier file may have the request."""
+        """Lines about requests that no file so far contains, by id. An earlier file may contain the request."""
         self._last_at_by_term: dict[str, float] = {}
 
     def run(self) -> Result:
@@ -183,9 +184,12 @@ class _Search:
         return Result(entries, more, self._gaps, self._begins_at())
 
     def _collect(self) -> bool:
-        """Find the requests of the window. Return whether earlier files may have further ones, because the limit is exceeded."""
+        """Find the requests of the window.
+
+        Return whether earlier files may have further ones, because the limit is exceeded.
+        """
         is_covered = False
-        """Whether the files that were read have all requests of the window."""
+        """Whether the files that were read contain all requests of the window."""
         for segment in reversed(self._segments):
             if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
                 continue
@@ -195,7 +199,8 @@ class _Search:
                 break
             is_covered = is_covered or (segment.is_self_contained and first_at <= self._since)
             if is_covered:
-                # Only with keys the index makes it cheap to look in earlier files for the arrivals of carried requests.
+                # The arrivals of carried requests are in earlier files. Only with keys does the index make it cheap to
+                # search them.
                 if not (self._keys and any(entry.asked_at is None for entry in self._found.values())):
                     break
             elif sum(first_at <= entry.begins_at <= self._until for entry in self._found.values()) > self._limit:
@@ -203,14 +208,19 @@ class _Search:
         return False
 
     def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
-        """Return the matching requests of a file by id, and the time of its first event that was read. Counts its gaps."""
-        entries, first_at = dict[int, Entry](), inf
+        """Read a file. Return its matching requests by id, and the time of its first event (`inf` if it has none).
+
+        Adds its gaps in the window to `_gaps`, and its lines about requests of earlier files to `_unmatched`.
+        """
+        entries = dict[int, Entry]()
+        # The block of the first event of an archived file may not be read.
+        first_at = segment.header.first_at if segment.is_archived and segment.header.events else inf
         others: dict[int, tuple[str | None, str | None]] = {}
-        """The transaction and the client of the other requests, by id, which may be waited for."""
+        """Transaction and client of the requests that do not match, by id. A matching request may have waited for them."""
         is_self_contained = segment.is_self_contained
-        self._gaps += not is_self_contained and segment.stem in self._first_stems
+        self._gaps += int(self._lacks_first_requests(segment))
         for line in chain.from_iterable(self._lines_of(segment)):
-            if not isinstance(line, (Opened, Carried)):
+            if is_event(line):
                 first_at = min(first_at, line.at)
             if isinstance(line, Queued):
                 if line.id in entries:
@@ -227,7 +237,11 @@ class _Search:
             elif isinstance(line, Gap) and not line.live and line.at <= self._until and self._since <= line.until:
                 self._gaps += 1
         _name_waiters(entries.values(), others)
-        return entries, segment.header.first_at if segment.is_archived and segment.header.events else first_at
+        return entries, first_at
+
+    def _lacks_first_requests(self, segment: Segment) -> bool:
+        """Return whether the requests that were live at the beginning of a file are missing in all files."""
+        return not segment.is_self_contained and segment.stem in self._first_stems
 
     def _matches(self, line: Queued) -> bool:
         """Return whether a request matches the resource, the transaction and the client of the query."""
@@ -239,9 +253,9 @@ class _Search:
         )
 
     def _merge(self, entries: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
-        """Add the requests of an earlier file. Return whether later files have some of them as well.
+        """Add the requests of an earlier file to `_found`. Return whether later files contain some of them as well.
 
-        With `known_only`, requests that no later file has are left out.
+        With `known_only`, requests that no later file contains are omitted.
         """
         has_known = False
         for id_, entry in entries.items():
@@ -296,7 +310,7 @@ class _Search:
                 self._terms[line.id] = term
 
     def _lines_after_window(self, segment: Segment, keys: list[int]) -> Iterator[list[Line]]:
-        """Yield the lines of a file about some resources that may be after the window."""
+        """Yield the lines of a file that may be after the window and about the resources of `keys`."""
         if not segment.is_archived:
             yield from segment.read()
         elif segment.header.events == 0 or segment.header.last_at >= self._until:
@@ -307,7 +321,10 @@ class _Search:
             )
 
     def _begins_at(self) -> float | None:
-        """Return when the history begins, or None if it is empty: at its first event, or at the first line of a raw file."""
+        """Return the time of the first event of the history, or of the first line if that file is raw.
+
+        Return None if the history is empty.
+        """
         for segment in self._segments:
             if segment.is_archived:
                 if segment.header.events:
@@ -345,7 +362,10 @@ def _mode(entry: Entry, resources: set[str]) -> Mode:
 
 
 def _name_waiters(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
-    """Add the transaction and the client to the `waited_for` of each entry. `names` has both by request id."""
+    """Set the transaction and the client of each request in `waited_for` of the entries.
+
+    `names` contains both by request id.
+    """
     for entry in entries:
         entry.waited_for = tuple(
             Waiter(waiter.id, *names[waiter.id]) if waiter.id in names else waiter for waiter in entry.waited_for
@@ -361,7 +381,7 @@ def _apply(line: Locked | Released, entry: Entry) -> None:
 
 
 def _continue(entry: Entry, later: Entry) -> None:
-    """Complete an entry with that of later files, into which the request was carried."""
+    """Complete an entry with the entry of later files, into which the request was carried."""
     if entry.granted_at is None:
         entry.granted_at, entry.fence = later.granted_at, later.fence
     if entry.ended_at is None:
@@ -394,7 +414,7 @@ def _entry(line: Queued) -> Entry:
 
 
 def shorten(entry: Entry, first: Container[str]) -> int:
-    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferring those in `first`. Return how many it had."""
+    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferably the names in `first`. Return how many names it had."""
     total = len(entry.names)
     if total > MAX_LISTED_RESOURCES:
         kept = sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES]

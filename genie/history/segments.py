@@ -15,13 +15,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, json
 
 from genie.history import records
-from genie.history.records import Carried, Gap, Line, Opened, OtherFormat, RawDecoder, UnreadableHistory
+from genie.history.records import Gap, Line, Opened, OtherFormat, RawDecoder, UnreadableHistory, is_event
 from genie.history.retention import Retention
 
 BLOCK_BYTES: Final = 128 << 10
@@ -42,7 +43,7 @@ NAME: Final = re.compile(
 )
 """The name of a file: time of its first line, leadership, and number in it."""
 _HEAD_BYTES: Final = 4 << 10
-"""Bytes of the first two lines of a file at most, if the second one is a gap."""
+"""Maximum bytes of the first two lines of a file whose second line is a gap."""
 GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
@@ -79,14 +80,16 @@ class IndexHeader(Struct):
 def key_of(kind: str, name: str) -> int:
     """Return the key of a resource (`kind` is `r`), a transaction (`t`) or a client (`c`) in an index.
 
-    A key is the CRC-32 of kind and name, because it takes a fifth of the time of a cryptographic digest. Two names with the
-    same key only make a search read more blocks.
+    A key is the CRC-32 of kind and name, which takes a fifth of the time of a cryptographic digest. If two names have the
+    same key, a search only reads more blocks.
     """
     return zlib.crc32(name.encode(), zlib.crc32(kind.encode()))
 
 
 def encode_index(blocks: list[Block], pairs: list[int], events: int, *, is_unrecorded: bool) -> bytes:
-    """Encode an index. Each of `pairs` is a key, and in its last `NUMBER_BITS` the number of a block that has the key."""
+    """Encode an index. The last `NUMBER_BITS` of each of `pairs` are the number of a block, and the other bits are a key of
+    this block.
+    """
     first = min((block.first_at for block in blocks if block.first_at is not None), default=0.0)
     last = max((block.last_at for block in blocks if block.last_at is not None), default=0.0)
     keys = array("I", [pair >> NUMBER_BITS for pair in sorted(pairs)])
@@ -230,17 +233,17 @@ def _blocks_of_lines(path: Path) -> Iterator[bytes]:
 
 
 def last_at(segment: Segment) -> float:
-    """Return the time of the last event of a file, in Unix ms, or 0 if it has no event."""
+    """Return the time of the last event of a file, in Unix ms, or 0 if the file has no event."""
     if segment.is_archived:
         return segment.header.last_at
-    lines = (line for lines in segment.read() for line in lines if not isinstance(line, (Opened, Carried)))
-    return max((line.at for line in lines), default=0.0)
+    lines = chain.from_iterable(segment.read())
+    return max((line.at for line in lines if is_event(line)), default=0.0)
 
 
 def list_segments(directory: Path) -> list[Segment]:
     """Return the files of a directory, ordered by leadership and number. Files with other names are ignored.
 
-    They are not ordered by name, because after the clock was set back a file has an earlier name than the previous file.
+    The order is not that of the names: after the clock was set back, a file has an earlier name than the previous file.
     """
     found: dict[str, Segment] = {}
     begins: dict[str, str] = {}
@@ -273,7 +276,7 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
 
 
 def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
-    """Yield the lines of files of one leadership. Only at the beginning may a gap replace the live requests."""
+    """Yield the lines of files of one leadership. A gap may replace the live requests only at the beginning."""
     if not segments[0].is_self_contained:
         yield records.unrecorded(first_at(segments[0]), -1)
     for segment in segments:
@@ -312,7 +315,10 @@ def is_raw(path: Path) -> bool:
 
 
 def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> int:
-    """Return the bytes of the raw files of a directory. A file that a server still writes counts at least as a complete one."""
+    """Return the bytes of the raw files of a directory.
+
+    A file that a server still writes counts as complete, even if it is smaller.
+    """
     total = 0
     for path in directory.iterdir():
         match = NAME.fullmatch(path.name)

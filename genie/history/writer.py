@@ -29,7 +29,7 @@ from genie.history.segments import RAW, STATE, raw_bytes
 log = structlog.get_logger()
 
 SEGMENT_S: Final = 3_600.0
-"""Seconds after which a file with events is complete, if it has as many bytes of events as its snapshot."""
+"""Seconds after which a file is complete if its events have at least the size of its snapshot."""
 MAX_SEGMENT_S: Final = 86_400.0
 """Seconds after which any file with events is complete."""
 MAX_QUEUED_BYTES: Final = 64 << 20
@@ -56,12 +56,12 @@ def clean_up_command(directory: Path, retention: Retention) -> list[str]:
 
 @dataclass(slots=True)
 class DroppedWrites:
-    """Counts dropped writes: those since the last gap in the file, and the total."""
+    """Counts the dropped writes since the last gap in the file, and the total."""
 
     count: int = 0
     """Number of writes that were dropped since the last gap."""
     since_ms: float = 0.0
-    """When the first of these was dropped, in Unix ms."""
+    """Time of the first of these drops, in Unix ms."""
     total: int = 0
 
     def add(self) -> None:
@@ -81,7 +81,10 @@ class DroppedWrites:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The first lines of a recording, one for each of `live` requests. The thread encodes them while it iterates over `parts`."""
+    """The first lines of a recording: one line for each of its `live` requests.
+
+    The thread encodes the lines while it iterates over `parts`.
+    """
 
     live: int
     parts: Iterable[bytes]
@@ -113,7 +116,7 @@ class _RawFile:
         self._opened_size = self.size
         """The size of the file before its first event."""
         self.snapshot_bytes = snapshot_bytes
-        """The size of the last known snapshot. A file is not complete before it has as many bytes of events."""
+        """The size of the last known snapshot. A file is complete only if its events have at least this size."""
 
     @property
     def size(self) -> int:
@@ -137,7 +140,9 @@ class _RawFile:
                 self.snapshot_bytes = self._state.stat().st_size
 
     def is_complete(self, segment_bytes: int) -> bool:
-        """Return whether the file is old, or has as many bytes of events as `segment_bytes` and as its snapshot."""
+        """Return whether the file is old, or whether its events have at least `segment_bytes`, and at least the size of its
+        snapshot.
+        """
         is_large = 0 < self.size - self._opened_size >= max(segment_bytes, self.snapshot_bytes)
         return is_large or self.remaining_s() == 0
 
@@ -151,7 +156,7 @@ class _RawFile:
 
 
 class _Archiver:
-    """Runs the process that archives complete files: starts it when it is due, and again after a failure."""
+    """Runs the process that archives complete files. Starts the process when it is due, and again after a failure."""
 
     def __init__(self, directory: Path, namespace: str, retention: Retention) -> None:
         self._command = clean_up_command(directory, retention)
@@ -166,7 +171,10 @@ class _Archiver:
             self.due_at_s = time.monotonic() + ARCHIVER_RETRY_S
 
     def poll(self) -> int | None:
-        """Start the process if it is due. Return how many writes an ended process has dropped, or None if none has ended."""
+        """Start the process if it is due.
+
+        If a process has ended, return the number of writes that it has dropped, else None.
+        """
         has_ended = self._process is not None and self._process.poll() is not None
         dropped = self.join() if has_ended else None
         if self._process is None and self.due_at_s is not None and time.monotonic() >= self.due_at_s:
@@ -176,12 +184,20 @@ class _Archiver:
                     self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
                 )
             except OSError as error:  # for example, the limit of processes is reached
-                log.warning("history archiver not started", namespace=self._namespace, error=str(error))
+                log.warning(
+                    "history archiver start failed, retrying",
+                    namespace=self._namespace,
+                    error=str(error),
+                    retry_s=ARCHIVER_RETRY_S,
+                )
                 self.retry_later()
         return dropped
 
     def join(self) -> int | None:
-        """Wait until the process has ended. Return how many writes it has dropped, or None if no process runs."""
+        """Wait until the process has ended, and return the number of writes that it has dropped.
+
+        Return None if no process runs.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
@@ -194,9 +210,9 @@ class _Archiver:
 class HistoryWriter:
     """Appends lines to the current file of one leadership.
 
-    `write` and `close` never wait: a thread does what may block. After an error of the disk, the thread drops lines, and begins
-    the next file after `DISK_RETRY_S`. Lines for which the retention leaves no room are dropped too. The next lines begin with a
-    gap.
+    `write` and `close` never wait: a thread writes to the disk. After an error of the disk, the thread drops lines for
+    `DISK_RETRY_S`, and then begins the next file. It also drops lines for which the retention leaves no room. A gap in the
+    file replaces the dropped lines.
     """
 
     def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
@@ -206,20 +222,22 @@ class HistoryWriter:
         self._term = secrets.token_hex(4)
         self._number = 0
         self._queue: SimpleQueue[bytes | _Snapshot | None] = SimpleQueue()
+        """Lines and snapshots for the thread. None ends the recording."""
         self._queued_sizes: deque[int] = deque()
         """The sizes of the items in the queue. The thread removes from the left, the event loop appends to the right."""
         self._dropped_by_loop = DroppedWrites()
-        """The writes that were dropped before the queue."""
+        """The writes that `write` has dropped because the queue was full."""
         self._dropped_by_thread = DroppedWrites()
-        """The writes that were dropped after the queue. The total includes those of the archiver."""
+        """The writes that the thread has dropped. The total includes the writes that the archiver has dropped."""
         self._has_failed = False
-        """The disk has failed, and no file could be written since then. Only the thread uses this."""
+        """Whether the disk has failed, and no file could be written since then. Only the thread uses this."""
         self._unrecorded_live: int | None = None
-        """Live requests of a snapshot that was dropped, until a file says so. Only the thread uses this."""
+        """Number of live requests in a dropped snapshot, until a line records it. None if no snapshot was dropped. Only the
+        thread uses this."""
         self._other_bytes = 0
         """Bytes of the raw files except the current one, when they were last counted."""
         self._recount_at_s = 0.0
-        """When these bytes may be counted again, on the monotonic clock."""
+        """When `_other_bytes` may be counted again, on the monotonic clock."""
         self._archiver = _Archiver(directory, namespace, retention)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="genie-history", daemon=True)
@@ -230,13 +248,15 @@ class HistoryWriter:
         if sum(self._queued_sizes) > MAX_QUEUED_BYTES:
             self._dropped_by_loop.add()
             return
-        lines = self._dropped_by_loop.take_gap() + lines
+        self._enqueue(self._dropped_by_loop.take_gap() + lines)
+
+    def _enqueue(self, lines: bytes) -> None:
         self._queued_sizes.append(len(lines))
         self._queue.put(lines)
 
     @property
     def dropped(self) -> int:
-        """How many writes, each with many events, were dropped."""
+        """Number of dropped writes. Each write contains many events."""
         return self._dropped_by_loop.total + self._dropped_by_thread.total
 
     def write_snapshot(self, live: int, parts: Iterable[bytes], queued_bytes: int = 0) -> None:
@@ -248,10 +268,9 @@ class HistoryWriter:
         self._queue.put(_Snapshot(live, parts))
 
     def close(self) -> None:
-        """End the file once everything queued is written."""
-        if gap := self._dropped_by_loop.take_gap():
-            self._queued_sizes.append(len(gap))
-            self._queue.put(gap)
+        """Signal the thread to end the recording when everything queued is written. Does not wait: see `join`."""
+        if gap := self._dropped_by_loop.take_gap():  # no later line can carry it
+            self._enqueue(gap)
         self._queue.put(None)
 
     def join(self, timeout_s: float) -> None:
@@ -335,7 +354,7 @@ class HistoryWriter:
             self._unrecorded_live = lines.live
 
     def _resume(self, file: _RawFile) -> None:
-        """Write what was dropped since the disk failed, at the beginning of the first file after that."""
+        """Begin the first file after a failure of the disk with lines that replace everything dropped since then."""
         self._other_bytes = raw_bytes(self.directory, self.retention, file.stem)
         if self._unrecorded_live is not None:
             start = file.size
@@ -347,7 +366,10 @@ class HistoryWriter:
         log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
 
     def _next_lines(self, file: _RawFile) -> bytes | _Snapshot | None:
-        """Wait for the next lines until the file is old, and return them. Return None if the recording ends."""
+        """Wait for the next lines, at most until the file is old.
+
+        Return the lines, b"" if there are none, or None if the recording ends.
+        """
         remaining_s = file.remaining_s()
         needs_room = self._dropped_by_thread.count > 0 or remaining_s == 0
         try:
@@ -378,11 +400,12 @@ class HistoryWriter:
             self._archiver.retry_later()  # the archiver of another server, which had the lock, may have failed
 
     def _append_snapshot(self, file: _RawFile, snapshot: _Snapshot) -> None:
-        """Write the first lines of a recording, or, if there is no room for all, one line that replaces them."""
+        """Write the snapshot with which a recording begins, or if there is no room for it, one line that replaces it."""
         start = file.size
         for part in snapshot.parts:
             size = file.size + len(part) - start
             if size > self.retention.snapshot_bytes or not self._has_room(file, len(part)):
+                # Remove the parts that were written, and write one line in place of the snapshot.
                 file.file.truncate(start)
                 file.file.seek(start)
                 file.write(records.encode_lines([records.unrecorded(time.time() * 1000, snapshot.live)]))
@@ -423,7 +446,7 @@ class HistoryWriter:
         return file
 
     def _archive(self) -> None:
-        """Start the archiver if it is due, and count what an ended one has dropped."""
+        """Start the archiver if it is due, and count the writes that an ended archiver has dropped."""
         self._on_archived(self._archiver.poll())
 
     def _on_archived(self, dropped: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Histograms with fixed buckets, like those of Prometheus, and rates over a sliding window. Both have bounded memory."""
+"""Histograms with fixed buckets, as in Prometheus, and rates over a sliding window. Both have bounded memory."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ class RateWindow:
         )
 
     def wait_quantile(self, share: float) -> float | None:
-        """Return the quantile `share` (0 to 1) of the wait times, in ms, of requests granted in the last minute.
+        """Estimate the quantile `share` (0 to 1) of the wait times, in ms, over the last minute.
 
-        None: no request was granted after a wait.
+        Only requests that were granted after a wait count. Returns None if there were none.
         """
         new, old = self._ends((MAX_SAMPLES - 1) * SECOND_MS)
         return quantile(BOUNDS_MS, list(map(sub, new.waited, old.waited)), share)

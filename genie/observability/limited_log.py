@@ -30,7 +30,7 @@ _intervals: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Interval]] =
 
 
 def log_limited(level: str, event: str, **fields: Any) -> None:
-    """Log an event, at most `MAX_LINES` times in `INTERVAL_S`. One line at the end of the interval counts the others.
+    """Log an event, at most `MAX_LINES` times in `INTERVAL_S`. A line at the end of the interval counts the omitted events.
 
     Must be called in an event loop, whose timer ends the interval.
     """

@@ -50,11 +50,11 @@ class HistoryView(Protocol):
     """The part of a history's recording that the metrics and the admin port read."""
 
     directory: Path
-    """Where the files of the namespace are."""
+    """The directory with the files of the namespace."""
 
     @property
     def dropped(self) -> int:
-        """How many writes, each with many events, were dropped because of the disk."""
+        """Number of writes that were dropped because of the disk. Each write contains many events."""
 
 
 class NamespaceView(roles.NamespaceView, Protocol):
@@ -114,7 +114,7 @@ class StoreMemoryView(Protocol):
 
     @property
     def used(self) -> int:
-        """How much memory the store uses."""
+        """The memory that the store uses, in bytes."""
 
     @property
     def limit(self) -> int:
@@ -144,7 +144,7 @@ class ServerView(Protocol):
 
     @property
     def unread_output(self) -> UnreadOutputView:
-        """What clients do not read."""
+        """The output that clients have not read."""
 
 
 class UnreadOutputView(Protocol):
@@ -244,7 +244,7 @@ def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
         longest_wait_s=longest_wait_s,
         held=len(table.held),
         locks=table.locks,
-        # A former leader has already added those of its last epoch.
+        # A former leader has already added the rearrangements of its last leadership.
         rearrangements=past_rearrangements + (0 if namespace.manager is None else manager.rearrangements),
     )
 
@@ -262,7 +262,7 @@ def _process_metrics() -> Iterator[Metric]:
 
 
 class _Source(NamedTuple):
-    """What the metrics of a namespace are read from."""
+    """The objects from which the metrics of a namespace are read."""
 
     view: NamespaceView
     stats: Stats
@@ -294,7 +294,10 @@ _counter = partial(_value, CounterMetricFamily)
 
 
 def _labelled_counter(name: str, help_text: str, label: str, read: Callable[[Stats], Mapping[str, int]]) -> MakeMetric:
-    """Return a factory of a counter with two labels, the namespace and `label`. `read` returns the count for each label value."""
+    """Return a factory of a counter with two labels, the namespace and `label`.
+
+    `read` returns the count for each label value.
+    """
 
     def make(namespace: str, source: _Source) -> Metric:
         family = CounterMetricFamily(name, help_text, labels=[NAMESPACE, label])

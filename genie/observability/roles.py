@@ -13,7 +13,7 @@ class NamespaceView(Protocol):
 
     @property
     def state(self) -> Role:
-        """What the server does in the namespace."""
+        """The role of the server in the namespace."""
 
     @property
     def store_available(self) -> bool:

@@ -34,7 +34,7 @@ class ContentionStats:
 
     def __init__(self) -> None:
         self._current: dict[str, Contention] = {}
-        """Contention by resource name in the current window; `_previous` likewise for the previous window."""
+        """Contention by resource name in the current window. `_previous` is the same for the previous window."""
         self._previous: dict[str, Contention] = {}
         self._window_start_ms = 0.0
         """Monotonic time at which the current window started."""

@@ -13,7 +13,8 @@ SPLIT_BYTES = 8 << 10
 Splitting 256 KiB of short lines at once would delay other connections for too long."""
 
 LONG_LINE_BYTES = 32 << 10
-"""Length beyond which a line is a slow command, because it may have thousands of names. Requests of 1,024 usual names are shorter."""
+"""Length beyond which a line is a slow command, because it may have thousands of names. Requests of 1,024 usual names are
+shorter."""
 
 MIN_COMMAND_BYTES = 16
 """Approximate number of bytes in the shortest valid command."""

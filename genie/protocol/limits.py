@@ -25,6 +25,7 @@ MAX_DIGITS: Final = 78
 DECIMAL_PATTERN: Final = "[1-9][0-9]*"
 MAX_ROWS: Final = 1_000
 MAX_VALUES: Final = 32_768
-"""Maximum number of JSON values in a line that is not a valid command with few and short texts. Valid ones have at most 20,015."""
+"""Maximum number of JSON values in a line that is not a valid command with few and short texts. A valid command has at most
+20,015."""
 MAX_DEPTH: Final = 16
 """Maximum nesting of JSON objects and lists. No message needs more than three levels."""

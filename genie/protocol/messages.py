@@ -16,7 +16,7 @@ from genie.protocol import codec
 
 
 class BlockerRow(Struct, gc=False):
-    """A request that blocks another one."""
+    """A request that blocks another request."""
 
     id: int
     resource: str
@@ -189,7 +189,10 @@ class InspectedRows(Struct):
 
 
 class HeldRow(Struct, gc=False):
-    """One lock on one resource; the name has no mode prefix. Locks with the mode `units` have their `units` and the limit `of`."""
+    """One lock on one resource; the name has no mode prefix.
+
+    Locks with the mode `units` have their `units` and the limit `of`.
+    """
 
     resource: str
     mode: str

@@ -30,7 +30,7 @@ FEATURES = (
     "units",
     "watch",
 )
-"""Optional features that `welcome` lists: the commands and fields beyond those of the original specification."""
+"""Optional features that `welcome` lists: commands and fields that the original specification does not contain."""
 PING_INTERVAL_MS = 2_000
 """Interval recommended to clients: a client that waits for a message, and has received none for this
 long, sends `ping`."""
@@ -39,8 +39,8 @@ MAX_INSPECTED_BYTES = 256 << 10
 MAX_ROW_RESOURCES = 10
 """Maximum resources listed in one row of `inspected`; `resourcesTotal` counts all resources."""
 MAX_READ_NAMES = 20_000
-"""Maximum number of names that one `inspected` compares with the prefixes of the principal. After that, each row compares `MAX_ROW_RESOURCES` names: a
-request with `anyOf` may have 10,000."""
+"""Maximum number of names that one `inspected` compares with the prefixes of the principal. After that, only
+`MAX_ROW_RESOURCES` names of each row are compared: a request with `anyOf` may have 10,000."""
 
 IsVisible = Callable[[str], bool]
 """Whether a client may see the resource with this name."""

@@ -75,7 +75,7 @@ def _check_units(name: str, units: int, limit: int) -> tuple[str, UnitCount]:
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...], dict[str, UnitCount] | None]
-"""The names that are requested in shared mode, those in exclusive mode, and the units by name, or None if there are none."""
+"""The names in shared mode, the names in exclusive mode, and the units by name (None if there are no units)."""
 
 
 def split_by_mode(resources: Sequence[str]) -> Names:
@@ -133,7 +133,7 @@ def _add_units(name: str, units: UnitCount, others: UnitCount) -> UnitCount:
 
 
 Choices = tuple[tuple[tuple[str, QueueMode], ...], dict[str, UnitCount]]
-"""The choices of `anyOf` in order, pairs of a name and its mode, and the units of those in the mode `U`."""
+"""The choices of `anyOf` in order, as pairs of name and mode, and the units of the choices in the mode `U`."""
 
 
 def parse_choices(resources: Sequence[str]) -> Choices:

@@ -54,11 +54,13 @@ BACKLOG = 4096
 class Server:
     """One lock server in one event loop. The server leads or follows in each of its namespaces independently.
 
-    `machine` is where it runs, perhaps in a simulation. `store`, for a server with one namespace, replaces the store that the
-    settings configure. The analysis of the lock order of a namespace continues the one in `lock_orders`, if there is one.
+    `machine` provides the machine and the process; a simulation replaces it. `store`, for a server with one namespace,
+    replaces the store that the settings configure. `lock_orders` contains earlier analyses of the lock order by namespace,
+    which this server continues.
 
-    `read_settings` reads the settings again for `reload`, and raises ValueError if they are invalid. `describe_error` returns
-    the text of an error during a reload: a command replaces the variables in it by what has set them.
+    `read_settings` reads the settings again for `reload`, and raises ValueError if they are invalid. `describe_error`
+    returns the text of an error during a reload. A command passes a function that names the option or the file in place of a
+    variable.
     """
 
     def __init__(
@@ -346,7 +348,7 @@ class Server:
         return frozenset[str]().union(*(group for group, names in groups if has(used, *names) != has(wanted, *names)))
 
     def _use_settings(self, settings: Settings) -> None:
-        """Apply settings whose differences from the current ones a running server can apply."""
+        """Replace the settings. They may differ from the current ones only where a running server can apply the difference."""
         previous, self.settings = self.settings, settings
         if settings.log_level != previous.log_level:
             logs.set_level(settings.log_level)
@@ -376,7 +378,7 @@ class Server:
         try:
             await self.authenticator.reload(self.settings.token, self.settings.token_file)
         except ValueError as error:
-            log.error("token file reload failed, previous tokens stay valid", reason=self._describe_error(error))  # noqa: TRY400
+            log.error("access token reload failed, previous tokens stay valid", reason=self._describe_error(error))  # noqa: TRY400
             return
         # All at once, so that no command is executed with earlier permissions.
         connections = list(self.connections)
@@ -385,10 +387,11 @@ class Server:
                 connection.reauthorize(self.authenticator.reauthorize(connection.principal, connection.certificate))
         closed = 0
         for number, connection in enumerate(connections, 1):
-            closed += self._close_unless_permitted(connection)
+            if self._close_unless_permitted(connection):
+                closed += 1
             if number % MAX_CHECKED_CONNECTIONS == 0:
                 await asyncio.sleep(0)
-        log.info("token file reloaded", file=self.settings.token_file, connections_closed=closed)
+        log.info("access tokens reloaded", file=self.settings.token_file, connections_closed=closed)
 
     def _close_unless_permitted(self, connection: Connection) -> bool:
         """Close a connection if its principal was removed, or watches a prefix without the permission. Return whether it is closed now.

@@ -120,7 +120,8 @@ class Authenticator:
         return None, principal
 
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
-        """Return the principal of the token in a `hello`, or without a token `by_certificate`, the principal of the certificate.
+        """Return the principal of the token in a `hello`, or without a token `by_certificate`, the principal of the
+        certificate.
 
         Return None if the token is unknown, or if there is neither a token nor a certificate.
         """
@@ -187,7 +188,8 @@ class Handshake:
         received += data if received else data.lstrip()  # blank lines before the first line are ignored
         end = received.find(b"\n", searched_until)
         line = received if end < 0 else received[:end]
-        too_long = len(line) - line.endswith(b"\r") > self._max_bytes
+        length = len(line) - 1 if line.endswith(b"\r") else len(line)
+        too_long = length > self._max_bytes
         if end < 0 and not too_long and not received.startswith(TLS_RECORD):
             return None
         if end < 0 or too_long:  # the line contains no valid `hello`, so only the certificate counts

@@ -101,7 +101,10 @@ class Commits:
         return error
 
     def check(self) -> Due:
-        """Return what is due. A commit that exceeds the store timeout is reported once. Raises LeadershipLost after the lease."""
+        """Return what is due. A commit that exceeds the store timeout is reported once.
+
+        Raises LeadershipLost after the lease.
+        """
         since_commit_s = self._loop.time() - self._sent_at
         if not self.in_flight:
             # A heartbeat that waits for the next check would be too late.

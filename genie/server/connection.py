@@ -164,7 +164,10 @@ class Connection(Peer, asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Discard received bytes while closing. Before the connection is READY, wait for a turn. Otherwise process the bytes."""
+        """Discard received bytes while closing.
+
+        Before the connection is READY, wait for a turn. Otherwise process the bytes.
+        """
         if self.closing:
             self._discarded_bytes += len(data)
             if self._lingers_until and self._discarded_bytes > MAX_LINGER_BYTES and self._transport is not None:
@@ -275,18 +278,21 @@ class Connection(Peer, asyncio.Protocol):
         transport = self._transport
         if not data or self.closed or transport is None or self._lingers_until:
             return
-        # The check precedes the write: a single large batch may exceed the limit.
-        if self.write_blocked and transport.get_write_buffer_size() > self._limits.max_unread:
-            self._disconnect_slow_consumer(transport)
-        elif self.write_blocked:
+        if not self.write_blocked:
             transport.write(data)
-            self._admission.unread_output.add(self, len(data))
+        # `data` does not count: one large batch is allowed to exceed the limit.
+        elif transport.get_write_buffer_size() > self._limits.max_unread:
+            self._disconnect_slow_consumer(transport)
         else:
             transport.write(data)
+            self._admission.unread_output.add(self, len(data))
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
         """Send an error and close the connection. Abort it if the client has not read the error within the grace time."""
-        reason = f"slow consumer: more than {self._limits.max_unread} bytes are unread, so the connection is closed"
+        limit = self._limits.max_unread
+        reason = (
+            f"slow consumer: the client left more than {limit} bytes of messages unread, so the connection is closed"
+        )
         transport.write(replies.error(RequestRejected(Code.TOO_MANY, reason)))
         self.closed = True  # nothing is sent after the error
         self.finish()
@@ -411,11 +417,13 @@ class Connection(Peer, asyncio.Protocol):
             self._submit_end(rejection)
 
     def _reject_long_line(self, too_long: LineTooLong) -> None:
-        """Execute the complete lines before a line that is too long. Then send an error and close the connection."""
-        lines = too_long.lines if self.state is READY else self._process_opening_lines(iter(too_long.lines))
+        """Submit the complete lines before a line that is too long. Then send an error and close the connection."""
+        lines = too_long.lines
+        if self.state is not READY:
+            lines = self._process_opening_lines(iter(lines))
         if lines:
-            self._submit(lines, size=0)
-        if not self.closing:
+            self._submit(lines, size=0)  # not counted: no further input of this connection is read
+        if not self.closing:  # an invalid opening line has closed it
             limit = self._limits.max_line
             self._submit_end(
                 RequestRejected(Code.LINE_TOO_LONG, f"the line is too long: a line has at most {limit} bytes")
@@ -555,21 +563,22 @@ class Connection(Peer, asyncio.Protocol):
         return self.state is READY
 
     def _authenticate_again(self, hello: bytes) -> bool:
-        """Authenticate a `hello` that follows a rejected `hello`, by its token or else by the client's certificate.
+        """Authenticate a `hello` after a rejected `hello`, by its token or else by the client's certificate.
 
-        Return True if the client is authenticated or needs no authentication. Otherwise close the connection and return
-        False.
+        Return True if the connection may continue. Otherwise close the connection and return False.
         """
+        if self.state is not ConnectionState.HELLO_REJECTED:
+            return True  # the handshake has authenticated the first `hello`
         authenticator = self._authenticator
-        if self.state is not ConnectionState.HELLO_REJECTED or self.principal is None or authenticator is None:
-            return True
+        if authenticator is None or self.principal is None:
+            return True  # the server requires no authentication
         certificate = None if self._transport is None else certificate_name(self._transport.get_extra_info("peercert"))
         principal = authenticator.authenticate_again(hello, certificate)
         if principal is None:
             self.reject_unauthenticated(authenticator.denial(hello))
             return False
         self.principal = principal
-        self.certificate = None if hello_token(hello) is not None else certificate
+        self.certificate = certificate if hello_token(hello) is None else None  # a token takes precedence
         return True
 
     def _submit_hello(self, line: bytes, hello: Hello | RequestRejected) -> None:

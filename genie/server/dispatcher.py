@@ -185,8 +185,8 @@ class Dispatcher:
     ) -> Item | None:
         """Execute commands of a connection in order. Return the item that is not finished, or None if all are executed.
 
-        Stops before a slow command unless `may_be_slow`, after an expensive command, and after the first slice of the end or
-        of the state of a session with many requests. `excess` is the `excess_bytes` of a large request.
+        The execution stops before a slow command unless `may_be_slow`, after an expensive command, and after the first slice
+        of a session with many requests that ends or is resumed. `excess` is the `excess_bytes` of a large request.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Their effects must equal those of
@@ -379,7 +379,9 @@ class Dispatcher:
         return False
 
     def _is_scan(self, subtrees: tuple[str, ...]) -> bool:
-        """Return whether a request for these subtrees reads many locks: a subtree that is not in the table is compared with all locks."""
+        """Return whether a request for these subtrees reads many locks: a subtree that is not in the table is compared with
+        all locks.
+        """
         table = self._table
         locked = len(table.uncontended) + len(table.resources)
         return locked > MANY_NAMES and any(map(table.is_new, subtrees))
@@ -438,7 +440,10 @@ class Dispatcher:
             notifier.handle_events(events, now, connection, command.ref)
 
     def _inspect(self, now: float, connection: Peer, command: Inspect) -> None:
-        """Send the held and waiting requests that match an `inspect`, without the names that the principal may not see."""
+        """Send the held and waiting requests that match an `inspect`.
+
+        Resources that the principal may not see are only counted.
+        """
         inspection = core.inspect(
             self._table,
             resource=command.resource,
@@ -447,6 +452,7 @@ class Dispatcher:
             limit=command.limit,
             only=command.only,
         )
+        # None: without authentication, every resource is visible.
         is_visible = None if connection.principal is None else connection.principal.may_see
         self.outcome.send(connection, replies.inspected(inspection, now, is_visible, command.ref))
 
@@ -464,9 +470,10 @@ class Dispatcher:
             self.outcome.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))
 
     def revoke_watches(self, connection: Peer) -> bool:
-        """End all watches of a connection that lacks the permission for one of them. Return whether it does.
+        """End all watches of a connection that lacks the permission for one of them. Return whether watches have ended.
 
-        They end at once: the end of the connection waits for earlier commands, and these for a client that reads slowly.
+        The watches do not wait for the end of the connection: it follows the earlier commands, which wait for a client that
+        reads slowly.
         """
         principal, prefixes = connection.principal, self.watches.prefixes_of(connection)
         if principal is None or (
@@ -575,15 +582,15 @@ class Dispatcher:
         """End a session, its waiting requests, and its held requests with `onDisconnect: release`.
 
         Other held requests stay held, without a session. The retained replies are deleted from the store. Return False if
-        slices are left. A session with a key exists until its last slice, and a client can resume the rest of it. As after a
-        restart of the server, the client takes a lock that is not reported for lost.
+        slices are left. A session with a key exists until its last slice. If a client resumes it before, the client treats
+        each lock that the server does not report as lost.
         """
         if not self._end_requests(session, now):
             return False
         if session.key is None:
             self.sessions.end_keyless(session, principal)
             return True
-        # All at once: a session with a part of its replies would execute retries.
+        # All in one slice: a session that retains only some of its replies would execute the retries of the others.
         for id_ in self.sessions.remove(session):
             self.outcome.delete(id_)
         return True
@@ -598,17 +605,18 @@ class Dispatcher:
         for request in kept:
             session.remove(request)
             note = request.context.note
-            if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:  # now charged, if the note was the session's
+            # If the note is that of the session, the request is charged for it from now on.
+            if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:
                 self.size.charge_again(request, excess_bytes(request))
                 self.limits.check_next()
             self.outcome.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
-            for request in ended:  # without a session no replies to them are retained
+            for request in ended:  # so that their replies are not retained
                 session.remove(request)
         if ended:
             self.notifier.handle_events(self._step(Disconnect(ended), now), now)
         if not ending and session.bound:
-            session.ending = None  # another slice ends the requests that have arrived since
+            session.ending = None  # requests that have arrived since the first slice end in another one
         return not ending and not session.bound
 
 

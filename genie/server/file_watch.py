@@ -11,7 +11,8 @@ Fingerprint = tuple[int, int, int] | None
 
 
 class FileWatch:
-    """Calls `on_change` when a file has changed. Compares the files at intervals, because a mounted Secret is replaced by links.
+    """Calls `on_change` when a file has changed. Compares the files at intervals: Kubernetes replaces a mounted Secret by
+    changing symbolic links, which a watch of the file would miss.
 
     `paths` returns the files to compare, which a reload of the settings may change.
     """

@@ -88,13 +88,14 @@ class FollowerHandler:
         """Send `unavailable` for each command. After the last queued command, hand the connection over if this server leads."""
         role = self._read_role()
         leader = role.leader if isinstance(role, Following) else None
-        reason = f"this server does not lead the namespace {self._namespace!r}; {_describe_leader(role)}"
+        reason = f"this server does not lead the namespace {self._namespace!r}; {_why_not_leading(role)}"
         for item in items:
             if connection.closed:  # no reply can be sent
                 continue
             rejection = reject_item(connection, item, reason)
             if rejection is not None:
                 self._stats.errors[rejection.code] += 1
+                # The leader would reject a malformed line, too, so the error of such a line does not name the leader.
                 is_unavailable = rejection.code == Code.UNAVAILABLE
                 connection.outbox.append(replies.error(rejection, leader if is_unavailable else None))
         connection.flush()
@@ -107,14 +108,14 @@ class FollowerHandler:
             connection.finish()
 
 
-def _describe_leader(role: Role) -> str:
+def _why_not_leading(role: Role) -> str:
     """Return why a server with this role does not execute commands."""
     match role:
         case Following(leader=leader):
-            return f"its leader is {leader}"
+            return f"the leader is {leader}"
         case StoreUnavailable():
-            return "its store is unavailable"
+            return "the store is unavailable"
         case Starting():
-            return "it is starting, and its store has not answered yet"
+            return "this server is starting, and the store has not answered yet"
         case _:
             return "no leader is known yet"

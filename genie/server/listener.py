@@ -55,7 +55,8 @@ REJECT_SLOTS = 16
 class AdmissionControl(Generic[C]):
     """Counts connections, in total and by client address, and rejects connections beyond the limits.
 
-    A TLS handshake counts as a connection. Iteration yields established connections only, including rejected ones.
+    A TLS handshake counts as a connection. Iteration yields the established connections, including rejected ones, but no
+    handshakes.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -109,7 +110,9 @@ class AdmissionControl(Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """Whether too many rejected connections are open, so that a further rejected connection must be closed without lingering."""
+        """Whether too many rejected connections are open, so that a further rejected connection must be closed without
+        lingering.
+        """
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:

@@ -73,7 +73,7 @@ LOCK_ORDER_BYTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What one limit bounds: the memory of all objects that it counts.
+    """The memory that one limit bounds: the objects that the limit counts, and the bytes of each.
 
     `value` is a number of objects of `each` bytes. With `per_namespace`, each namespace can take as much.
     """
@@ -151,4 +151,4 @@ STATE_COSTS: Final = {
     "sessions that have lost their connection": SESSION_BYTES,
     "watches with the longest prefix": WATCH_BYTES + text_bytes(WIDEST * MAX_NAME),
 }
-"""What counts towards `max_state`: bytes of each."""
+"""The objects that count towards `max_state`, and the bytes of each."""

@@ -1,4 +1,5 @@
-"""Samples a namespace ten times a second: measures the event-loop lag, and logs slow waits, deadlocks and lock order inversions.
+"""Samples a namespace ten times a second: measures the event-loop lag, and logs slow waits, deadlocks and lock order
+inversions.
 
 They are logged here, not where they occur, so that the number of log lines is bounded.
 """
@@ -37,12 +38,16 @@ MAX_LOGGED_RESOURCES = 10
 MAX_LOGGED_CHARACTERS = 128
 """Maximum number of characters of a name or text of a client in a line. Longer ones are cut, and end with `…`."""
 MAX_LOGGED_BYTES = 1 << 20
-"""Bytes of the lines about slow waits, and of those about deadlocks, of a namespace in `BYTES_INTERVAL_S`. The last line may exceed it."""
+"""Maximum bytes of log lines about slow waits, and as many about deadlocks, that a namespace logs in `BYTES_INTERVAL_S`. The
+last line may exceed the limit."""
 BYTES_INTERVAL_S = 60.0
 
 
 class _LimitedLines:
-    """Logs one kind of event, limited in lines per sample and in bytes per minute. A line of another event counts the others."""
+    """Logs one kind of event, limited in lines per sample and in bytes per minute.
+
+    A line of another event counts the others.
+    """
 
     def __init__(self, logger: Any, event: str, omitted_event: str) -> None:
         self._log, self._event, self._omitted_event = logger, event, omitted_event
@@ -50,13 +55,13 @@ class _LimitedLines:
         """Event-loop time at which `MAX_LOGGED_BYTES` are allowed again."""
         self._left_bytes = 0
         self._omitted = 0
-        """Events without a line that no line has counted yet."""
+        """Number of events that were not logged, and that no line has counted yet."""
 
     def write(self, now: float, fields: Iterator[dict[str, Any]], count: int) -> None:
         """Log the `count` events of a sample. `fields` makes the fields of a line when it is logged, not before.
 
-        Once the bytes of the interval are used up, the next interval counts the omitted events, so that no further lines are
-        logged in this one.
+        Once the bytes of the interval are used up, no further line is logged in it, and the first line of the next interval
+        counts the omitted events.
         """
         if not count and not self._omitted:
             return
@@ -127,8 +132,8 @@ class Monitor:
     def _log_slow_waits(self, pipeline: Pipeline, loop_now: float) -> None:
         """Log each request that has waited for `slow_wait_ms`, once.
 
-        Reads at most `MAX_READ_WAITERS` requests, and leaves the others to the next sample. The requests are in order of arrival,
-        so the search ends at the first request that has waited for less time.
+        Reads at most `MAX_READ_WAITERS` requests, and leaves the others to the next sample. The requests are in order of
+        arrival, so the search ends at the first request that has waited for less time.
         """
         recent, now = self._stats.recent_waiters, pipeline.now
         first = islice(recent.values(), MAX_READ_WAITERS)

@@ -82,8 +82,8 @@ class Namespace:
         self._monitor: Monitor | None = None
         """Samples the namespace. None before `observe`."""
         self.pipeline: Pipeline | None = None
-        """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is known,
-        because the store may need a snapshot of its state."""
+        """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is
+        known, because the store may need a snapshot of its state."""
         self._role: Role = Starting()
         """The role of this server in the namespace. During a shutdown (`_is_shutting_down`) it does not become `Stopping`."""
         self._led_until = 0.0
@@ -130,7 +130,9 @@ class Namespace:
 
     @property
     def handler(self) -> CommandHandler:
-        """The handler to which connections of the namespace submit commands: the pipeline of a leader, or the follower's handler."""
+        """The handler to which connections of the namespace submit commands: the pipeline of a leader, or the follower's
+        handler.
+        """
         return self.pipeline if self.pipeline is not None and self.is_leader else self._follower
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
@@ -229,7 +231,10 @@ class Namespace:
             self._internal_clients.discard(client)
 
     def revoke_watches(self, connection: Connection) -> bool:
-        """End all watches of a connection in this namespace if it lacks the permission for one of them. Return whether it does."""
+        """End all watches of a connection in this namespace if it lacks the permission for one of them.
+
+        Return whether watches have ended.
+        """
         return (
             self.pipeline is not None
             and connection.handler is self.pipeline
@@ -259,7 +264,8 @@ class Namespace:
         previous_leader, was_waiting = self.leader, isinstance(self._role, Waiting)
         self._role = role
         if isinstance(role, Waiting) and not was_waiting and not self._ready.is_set():
-            log.info("waiting for a leader", namespace=self.name, lease_ms=round(self._settings.lease * 1000))
+            takeover_after_ms = round(self._settings.lease * 1000)
+            log.info("leader unknown, waiting", namespace=self.name, takeover_after_ms=takeover_after_ms)
         if isinstance(role, Following):
             if role.leader != previous_leader:
                 log.info("leader changed", namespace=self.name, leader=role.leader)
@@ -322,7 +328,7 @@ class Namespace:
             namespace=self.name,
             lease_s=settings.lease,
             store_timeout_s=settings.store_timeout_ms / 1000,
-            recorder=None if self.history is None else self.history.record(manager),
+            recorder=None if self.history is None else self.history.start_recorder(manager),
             slow_turns=self._slow_turns,
         )
 

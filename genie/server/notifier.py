@@ -14,6 +14,7 @@ from genie.errors import Code, RequestRejected
 from genie.history.recorder import Recorder
 from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
+from genie.server.peer import Item
 from genie.server.sessions import MAX_RETAINED_REPLY_BYTES, Outbound, Session, SessionTable, fingerprint
 from genie.server.state_size import FirstBlockers, StateSize
 from genie.server.watch_events import WatchEvents
@@ -79,14 +80,15 @@ class Notifier:
         now: float,
         requester: Outbound | None = None,
         ref: str | None = None,
-        line: object = None,
+        request_line: Item | None = None,
     ) -> None:
-        """Send the messages for the events of a command, and add the changed requests to the outcome.
+        """Record the events of a command in the history, send their messages, and add the changed requests to the outcome.
 
-        `line` is the command as a line of the history, if it is a request.
+        `request_line` is the received line of a `request`, which the history stores unchanged if the request waits. Without
+        it, the history encodes the events.
         """
         if self.recorder is not None and events:
-            self.recorder.on_events(events, now, line)
+            self.recorder.on_events(events, now, request_line)
         for event in events:
             _ON_EVENT[type(event)](self, event, requester, ref, now)
 
@@ -264,7 +266,7 @@ class Notifier:
             self.outcome.store(event.request)
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
-        """Reject a request that would have to wait although the wait queues are full."""
+        """Reject a request that would have to wait although the wait queues, or the share of its principal, are full."""
         limit, principal = self.size.max_queue_entries, event.request.context.principal
         if event.is_opening:
             reason = (
@@ -275,7 +277,7 @@ class Notifier:
             reason = f"too many waiting requests: all wait queues together have at most {limit} entries"
         else:
             limit = self.size.max_queue_share
-            reason = f"too many waiting requests: those of a principal have at most {limit} entries in all wait queues"
+            reason = f"too many waiting requests: one principal may have at most {limit} entries in the wait queues"
         self._reject_arrival(event.request, reason, requester, ref, now)
 
     def on_graph_full(self, event: core.GraphFull, requester: Outbound | None, ref: str | None, now: float) -> None:

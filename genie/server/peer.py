@@ -136,8 +136,8 @@ class Peer:
         self.input_paused = False
         """Whether reading is paused (back pressure), because too many bytes are queued."""
         self.busy_until = self.overran_until = 0.0
-        """Scheduler times (s, monotonic clock). The connection is busy until `busy_until`. If it exceeds its quantum again
-        before `overran_until`, it becomes busy."""
+        """Times of the scheduler, in seconds of the monotonic clock. The connection is busy until `busy_until`. If it
+        exceeds its quantum before `overran_until`, it becomes busy."""
         self.outbox: list[bytes] = []
         """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
@@ -246,7 +246,10 @@ class InternalClient(Peer):
         self._reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def execute(self, line: bytes) -> bytes:
-        """Submit one line and return the reply. The caller must set a timeout, because an unavailable store delays the reply."""
+        """Submit one line and return the reply.
+
+        The caller must set a timeout, because an unavailable store delays the reply.
+        """
         self._handler.submit(self, [line], len(line))
         try:
             return await self._reply

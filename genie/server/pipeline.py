@@ -38,7 +38,8 @@ MAX_FLUSHED_WATCHERS = 200
 """Maximum number of watchers whose deferred events are sent in one iteration of the event loop."""
 
 MAX_FLUSHED_BYTES = 512 << 10
-"""Maximum bytes of deferred events that are sent in one iteration of the event loop. Those of the last watcher may exceed it."""
+"""Maximum bytes of deferred events that are sent in one iteration of the event loop. Those of the last watcher may exceed
+it."""
 
 
 class DeferredEvents:
@@ -175,7 +176,7 @@ class Pipeline:
                 self._execute_now(connection, items, is_only=True)
             elif not self._stopped:
                 self._only_connection = connection
-                # From now on an input is not the first of this iteration. No batch is scheduled or in flight.
+                # No batch is scheduled or in flight. A scheduled batch marks that this iteration has had its first input.
                 self._scheduled = self._loop.call_soon(self._run_scheduled)
                 self._execute_now(connection, items, is_only=False)
             return
@@ -383,7 +384,8 @@ class Pipeline:
     def _on_expiry(self) -> None:
         """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them.
 
-        A batch that is scheduled does so, too: perhaps one of this iteration of the event loop has run before.
+        If a batch is scheduled, that batch ends them, because another batch may already have run in this iteration of the
+        event loop.
         """
         self._is_expiry_due = True
         if self._scheduled is None and not self._commits.in_flight and not self._stopped:
@@ -412,7 +414,7 @@ class Pipeline:
         return not self._commits.store_unavailable and not self._stopped
 
     def revoke_watches(self, connection: Peer) -> bool:
-        """End all watches of a connection that lacks the permission for one of them. Return whether it does."""
+        """End all watches of a connection that lacks the permission for one of them. Return whether watches have ended."""
         return self._dispatcher.revoke_watches(connection)
 
     def snapshot(self) -> Batch:

@@ -10,7 +10,7 @@ from genie.server.state_size import StateSize
 
 
 class RequestLimits:
-    """Checks and charges new requests. After a check, as many requests as have room in any case need no check."""
+    """Checks and charges new requests. A check computes how many further requests certainly have room. They need no check."""
 
     def __init__(self, manager: LockManager, size: StateSize, limits: Limits) -> None:
         self._manager = manager

@@ -1,22 +1,23 @@
 """Fair scheduling of client commands, in batches of bounded duration.
 
 Each connection has a bounded input queue. The queues are served round robin; a turn ends after a quantum of time or of
-commands. A connection is *busy* if it sent much input at once, or if it used up its quantum and has more commands queued.
-A connection that uses up its quantum repeatedly stays busy for a while. All other connections are *light*. Light
-connections run first, so a `ping` waits for at most one batch, however many connections flood the server (fq_codel
-schedules packets in the same way). Each batch gives the busy connections at least one turn, so that the light connections
-cannot starve them.
+commands. There are three queues:
 
-A light connection may send one expensive command, such as a request that searches for a deadlock, and many new connections
-may do so at once. If light connections are left after a batch, those of principals without a recent overrun are next, and the
-principals with overruns take turns.
+- *Light* connections run first, so a `ping` waits for at most one batch, however many connections flood the server (fq_codel
+  schedules packets in the same way).
+- *Busy* connections have sent much input at once, or have used up their quantum and have more commands queued. A connection
+  that uses up its quantum repeatedly stays busy for a while. Each batch gives the busy connections at least one turn, so
+  that the light connections cannot starve them.
+- *Slow* commands, whose work grows with the state of the server or whose lines are long, wait in the third queue.
 
-Slow commands, whose work grows with the state of the server or whose lines are long, wait in a third queue. A batch executes
-at most one of them, at its end, and all namespaces of a server together one in an iteration of the event loop, and the
-principals take turns. A slow command of a client that does not read its messages is parked until it reads.
-The end of a session with many requests is executed in slices, which wait in the third queue as well. All these ends together
-take turns like one more principal, because other clients wait for the locks. The state of a resumed session is sent in slices
-like slow commands.
+Many new connections may each send one expensive command, such as a request that searches for a deadlock. If light
+connections are left after a batch, the next batch begins with the connections of principals whose turns have not exceeded
+the quantum recently. The other principals take turns.
+
+A batch executes at most one slow command, at its end, and all namespaces of a server together execute one in an iteration of
+the event loop. The principals take turns. A slow command is parked while its client does not read messages. A session with
+many requests ends in slices, which are queued like slow commands. The ends of all sessions together take turns like one more
+principal, because other clients wait for the locks. The state of a resumed session is also sent in slices.
 """
 
 from __future__ import annotations
@@ -90,11 +91,13 @@ class CommandScheduler:
         self._slow_turns = slow_turns
         self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
         self.light: deque[Peer] = deque()
-        """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never replaced."""
+        """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never
+        replaced."""
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
         self.slow: dict[str | None, deque[Peer]] = {}
-        """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served next."""
+        """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served
+        next."""
         self._overruns: dict[str | None, float] = {}
         """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
         self._left_light = False
@@ -189,13 +192,13 @@ class CommandScheduler:
         end = now + (BATCH_S if self._slow_turns is None else self._slow_turns.share(BATCH_S))
         self._room = MAX_BATCH
         busy = self.busy
-        had_busy = len(busy) > 0
+        is_busy_turn_due = len(busy) > 0  # one turn, even if the limits of the batch are reached
         if self._overruns and self._left_light:
             self._order_light(now)
         now = self._run_light(execute, now, end)
-        while busy and (had_busy or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
+        while busy and (is_busy_turn_due or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
             now = self._run_turn(busy.popleft(), execute, now)
-            had_busy = False
+            is_busy_turn_due = False
         if self.slow and execute_slow is not None and (self._slow_turns is None or self._slow_turns.take(self)):
             self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
@@ -263,11 +266,11 @@ class CommandScheduler:
         """
         queue, clock, started = connection.input_queue, self._clock, now
         end, min_room, stopped = now + QUANTUM_S, self._room - QUANTUM, False
-        chunk = CHUNK if connection.busy_until < now + HEAVY_S else 1
+        max_commands = CHUNK if connection.busy_until < now + HEAVY_S else 1
         while queue and not stopped and self._room > min_room and now < end:
             queued = queue.popleft()  # (items, count, bytes)
-            if queued[1] > chunk or queued[2] > CHUNK_BYTES:
-                queued = _first_chunk(queue, *queued, chunk)
+            if queued[1] > max_commands or queued[2] > CHUNK_BYTES:
+                queued = _split_off_chunk(queue, *queued, max_commands)
             stopped = self._run_chunk(connection, queued, execute)
             now = clock()
         if stopped:
@@ -377,20 +380,21 @@ class CommandScheduler:
                 paused.resume_input()
 
 
-def _first_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, chunk: int) -> Queued:
-    """Return the first chunk of a queued input, at most `chunk` commands, and put the rest back into the queue.
+def _split_off_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, max_commands: int) -> Queued:
+    """Split a queued input: return a chunk of at most `max_commands`, and put the other commands back into `queue`.
 
-    The bytes stay with the rest, so that they count as finished only after the last chunk.
+    The bytes of an input count as finished after its last command. So the commands that are put back keep `size`, and the
+    chunk has 0 bytes.
     """
     if isinstance(items, UnsplitLines):
         lines = mark_long([line for line in items.split_next() if line])
-        if items:
+        if items:  # more lines are left, of unknown number
             queue.appendleft((items, maxsize, size))
-            size = 0
+            size = 0  # no limit by bytes: these lines have at most `SPLIT_BYTES`, or they are one line
         items, count = iter(lines), len(lines)
-    # Long commands: as many as have `CHUNK_BYTES` on average, at least one.
-    limit = chunk if size <= CHUNK_BYTES else max(1, min(chunk, count * CHUNK_BYTES // size))
+    # Limit long commands to about `CHUNK_BYTES`, at least one. `size` may include earlier chunks: then the chunk is shorter.
+    limit = max_commands if size <= CHUNK_BYTES else max(1, min(max_commands, count * CHUNK_BYTES // size))
     if count <= limit:
         return items, count, size
     queue.appendleft((items, count - limit, size))
-    return iter([*islice(items, limit)]), limit, 0
+    return iter([*islice(items, limit)]), limit, 0  # a copy, because the queue has `items` now

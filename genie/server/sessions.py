@@ -23,12 +23,12 @@ MAX_RETAINED_REPLIES = 10_000
 `ref`."""
 
 MAX_RETAINED_REPLIES_TOTAL = 100_000
-"""Maximum number of terminal replies that all sessions together retain. Beyond it the oldest reply of the principal with
-the most is dropped. A named principal has a share of it (`Limits.principal_share`)."""
+"""Maximum number of terminal replies that all sessions together retain. Beyond it, the oldest reply of the principal with
+the most replies is dropped. A named principal can have a part of them (`Limits.principal_share`)."""
 
 GUARANTEED_REPLIES = 4
-"""Number of terminal replies that each connection without a session can retain, whatever the others retain. The connections
-together can retain `MAX_RETAINED_REPLIES_TOTAL` more."""
+"""Number of terminal replies that each connection without a session can always retain. All such connections together can
+retain `MAX_RETAINED_REPLIES_TOTAL` more."""
 
 MAX_RETAINED_REPLY_BYTES = 2_000
 """Maximum bytes of a retained reply. A longer reply is retained without its details, such as blockers."""
@@ -114,8 +114,9 @@ class SessionEnd:
 class StateReport:
     """The state of a resumed session that is still to be sent to its client, in slices.
 
-    First the replies that the client may have missed, then the requests that were live when the session was resumed. A
-    request that has ended before its slice is omitted, because the client was notified of its end.
+    The first slices contain the replies that the client may have missed. The others contain the requests that were live when
+    the session was resumed. A request that has ended before its slice is omitted, because the client was notified of its
+    end.
     """
 
     __slots__ = ("_replies", "_requests")
@@ -157,13 +158,13 @@ class Session:
         "bound",
         "connected_at",
         "connection",
-        "ended_with_requests",
         "ending",
         "expires_at",
         "key",
         "live_requests",
         "note",
         "number",
+        "outlived_by_requests",
         "principal",
         "quiet",
         "reply_limit",
@@ -193,11 +194,11 @@ class Session:
         """The number of the session in the session table."""
         self.live_requests = 0
         """Number of held and waiting requests."""
-        self.ended_with_requests = False
+        self.outlived_by_requests = False
         """Whether the session has ended without a key, and held requests still refer to it."""
         self.connected_at = inf
-        """Time when the state of the session was sent after the connection's `hello` (ms, lock manager's clock). Infinite if the
-        time is unknown: then no retained reply counts as received."""
+        """Time when the state of the session was sent after the connection's `hello` (ms, lock manager's clock). Infinite if
+        the time is unknown: then no retained reply counts as received."""
         self.expires_at = 0
         """Time when the session ends unless it is resumed (ms, lock manager's clock)."""
         self.bound: dict[int, Request] = {}
@@ -210,8 +211,8 @@ class Session:
         self.quiet = False
         """Whether `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None
-        """Terminal replies, oldest first. Without a key: only replies to requests with a `ref`. None instead of an empty deque,
-        which would take 600 bytes in every session."""
+        """Terminal replies, oldest first. Without a key: only replies to requests with a `ref`. None instead of an empty
+        deque, which would take 600 bytes in every session."""
         self.reply_limit = GUARANTEED_REPLIES
         """Number of replies that the session can retain without asking the session table. Only without a key."""
         self._received_until = -inf
@@ -346,7 +347,7 @@ class SessionTable:
     """All sessions with a key, connected or detached. A session without requests and replies ends with its connection."""
 
     def __init__(self, principal_share: float = 0.5) -> None:
-        """`principal_share` is the part of all retained replies that a named principal can have."""
+        """`principal_share` is the part (0 to 1) of `MAX_RETAINED_REPLIES_TOTAL` that one named principal can use."""
         self._principal_share = principal_share
         self.shares: Shares = {}
         """Charged bytes by named principal: for its sessions without a connection, and the charges of `StateSize`."""
@@ -355,12 +356,13 @@ class SessionTable:
         """Detached sessions (those without a connection), by number."""
         self._last_number = 0
         self._replies: defaultdict[str | None, OrderedDict[int, Session]] = defaultdict(OrderedDict)
-        """By principal and then by id of the answered request, the session that retains the reply. The oldest reply is first."""
+        """By principal and then by id of the answered request, the session that retains the reply. The oldest reply is
+        first."""
         self._reply_count = 0
         """Number of all retained replies of sessions with a key."""
         self.deadlines = Deadlines()
         """When detached sessions expire. The ids are session numbers."""
-        self._ended_with_requests = 0
+        self._outlived_count = 0
         """Number of ended sessions without a key to which held requests still refer."""
         self._extra_replies = 0
         """Number of replies that connections without a session can retain beyond their `GUARANTEED_REPLIES`."""
@@ -370,34 +372,37 @@ class SessionTable:
     @property
     def disconnected(self) -> int:
         """Number of sessions without a connection: detached sessions, and ended sessions with held requests."""
-        return len(self._detached) + self._ended_with_requests
+        return len(self._detached) + self._outlived_count
 
     def end_keyless(self, session: Session, principal: str | None) -> None:
         """End a session without a key after `bye` and when its connection is lost. No client can resume it.
 
         Held requests may continue to refer to the session.
         """
-        if session.live_requests and not session.ended_with_requests:
+        if session.live_requests and not session.outlived_by_requests:
             self._charge_ended(session, principal)
         self._reset_reply_limit(session, principal)
         session.end()
 
     def _charge_ended(self, session: Session, principal: str | None) -> None:
         """Charge the principal for an ended session until the last request of the session ends (`on_last_request`)."""
-        session.ended_with_requests = True
+        session.outlived_by_requests = True
         session.principal = principal
-        self._ended_with_requests += 1
+        self._outlived_count += 1
         add(self.shares, principal, SESSION_BYTES)
 
     def on_last_request(self, session: Session) -> None:
-        """Stop charging the principal for an ended session, because its last request has ended."""
-        if session.ended_with_requests:
-            session.ended_with_requests = False
-            self._ended_with_requests -= 1
+        """Note that the last request of a session has ended. If the session ended before, stop charging its principal."""
+        if session.outlived_by_requests:
+            session.outlived_by_requests = False
+            self._outlived_count -= 1
             subtract(self.shares, session.principal, SESSION_BYTES)
 
     def raise_reply_limit(self, session: Session, principal: str | None) -> bool:
-        """Raise the reply limit of a session without a key, at most to its double. Return False if nothing can be added."""
+        """Raise the reply limit of a session without a key, at most to twice its value.
+
+        Return False if no reply can be added.
+        """
         added = min(
             session.reply_limit,
             MAX_RETAINED_REPLIES - session.reply_limit,
@@ -413,7 +418,9 @@ class SessionTable:
         return added > 0
 
     def _reset_reply_limit(self, session: Session, principal: str | None) -> None:
-        """Return what `raise_reply_limit` has added to the limit of a session."""
+        """Reset the reply limit of a session to `GUARANTEED_REPLIES`, and subtract what `raise_reply_limit` has added from
+        the totals.
+        """
         added = session.reply_limit - GUARANTEED_REPLIES
         self._extra_replies -= added
         subtract(self._extra_replies_by_principal, principal, added)
@@ -486,7 +493,8 @@ class SessionTable:
         return self._by_key.get(key) or self._add(Session(None, key, origin.timeout_ms, origin.note, principal))
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
-        """Retain a terminal reply in a session, and drop the oldest replies beyond the limits. Return the ids of their requests.
+        """Retain a terminal reply in a session, and drop the oldest replies beyond the limits. Return the ids of their
+        requests.
 
         The session, its principal, and all sessions together have a limit each.
         """

@@ -1,9 +1,9 @@
-"""Amounts by named principal, such as bytes or entries: its share of what all clients have together."""
+"""Amounts by named principal, such as bytes or queue entries: the part of a total that one principal uses."""
 
 from __future__ import annotations
 
 Shares = dict[str, int]
-"""The amount of each named principal that has any. Clients without a token are in no share."""
+"""The amount of each named principal with an amount above 0. Clients without a token have no name, and are not included."""
 
 
 def add(shares: Shares, principal: str | None, amount: int) -> None:

@@ -12,7 +12,7 @@ events. The last slice may exceed it."""
 
 
 class SlowTurns:
-    """Gives the turn of an iteration to the caller that has waited for one for longest, if it asks again.
+    """Gives one caller a turn in each iteration: the caller that has waited longest, if it asks again.
 
     A caller without a turn asks again in the next iteration if its slow commands, or its slices, still wait.
     """
@@ -20,9 +20,9 @@ class SlowTurns:
     def __init__(self) -> None:
         self._iteration = 0
         self._batches = 0
-        """The batches that have begun in this iteration."""
+        """Number of batches that have begun in this iteration."""
         self._batches_before = 1
-        """The same of the last iteration with a batch, at least 1."""
+        """Number of batches in the previous iteration, at least 1."""
         self._is_taken = False
         """Whether a caller has the turn of this iteration."""
         self._is_scheduled = False
@@ -30,16 +30,18 @@ class SlowTurns:
         self._asked: dict[Hashable, int] = {}
         """The callers without a turn in this iteration, with the iteration in which they first asked."""
         self._asked_before: dict[Hashable, int] = {}
-        """The same of the last iteration."""
+        """`_asked` of the previous iteration."""
         self._slices_s = SLICES_S
         """Seconds that are left for slices in this iteration."""
         self._late: dict[Hashable, int] = {}
         """The callers without a slice in this iteration, with the iteration in which they first asked."""
         self._late_before: dict[Hashable, int] = {}
-        """The same of the last iteration, without the callers that got a slice since."""
+        """`_late` of the previous iteration, without the callers that got a slice since."""
 
     def share(self, batch_s: float) -> float:
-        """Count a batch. Return its share of `batch_s`, the time of all batches, if as many namespaces run one as before."""
+        """Count a batch, and return its time limit: `batch_s` divided by the number of batches, in this or the previous
+        iteration, whichever has more.
+        """
         self._schedule_end()
         self._batches += 1
         return batch_s / max(self._batches, self._batches_before)
@@ -57,7 +59,7 @@ class SlowTurns:
         self._slices_s -= time.monotonic() - started
 
     def take(self, caller: Hashable) -> bool:
-        """Return whether the caller may execute a slow command in this iteration."""
+        """Return whether the caller may execute a slow command in this iteration. If not, remember since when it waits."""
         self._schedule_end()
         since = self._asked_before.get(caller, self._iteration)
         if self._is_taken or since > min(self._asked_before.values(), default=since):

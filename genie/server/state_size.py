@@ -1,7 +1,7 @@
-"""The memory of the state that clients cause: requests, sessions and watches, in all and of each principal.
+"""The memory of the state that clients cause (requests, sessions and watches), in total and by principal.
 
-Requests with short texts are not charged one by one. Their memory follows from the sizes of the tables, which cost nothing to
-read. Only what exceeds this has a charge of its own: the texts of large requests, and watches. A principal has a charge for
+Requests with short texts are not charged one by one. Their memory is computed from the sizes of the tables, which cost
+nothing to read. Only the texts of large requests, and watches, have charges of their own. A named principal has a charge for
 each of its requests.
 """
 
@@ -36,7 +36,7 @@ MAX_REQUEST_BYTES: Final = (
     + FIRST_BLOCKERS_BYTES
     + SESSION_BYTES
 )
-"""By how much a request that is not large increases the state at most."""
+"""The greatest number of bytes by which a request that is not large increases the state."""
 
 
 FirstBlockers = tuple[tuple[Blocker, ...], int]
@@ -52,7 +52,7 @@ class Charge(NamedTuple):
 
 
 class StateSize:
-    """The size of the state in bytes, which is an upper bound of its memory."""
+    """Computes the size of the state in bytes, which is an upper bound of its memory."""
 
     def __init__(self, manager: LockManager, sessions: SessionTable, limits: Limits) -> None:
         self._table = manager.table
@@ -61,7 +61,8 @@ class StateSize:
         self.max_share = limits.max_state_per_principal or limits.max_state // 2
         """Bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
         self.min_name_share = min(self.max_share, -(-limits.max_state // limits.max_locks))
-        """Bytes that a principal is charged for a name at least. So its part of `max_locks` is at most its part of `max_state`."""
+        """The least number of bytes that a principal is charged for a name. It limits the principal's part of `max_locks` to
+        its part of `max_state`."""
         self._short_shares = [self._share(count, 0) for count in range(SHORT_NAMES + 1)]
         """The share of a request with short texts, by the number of its names."""
         self.max_queue_entries = limits.max_queue
@@ -73,7 +74,8 @@ class StateSize:
         self._counted_below_subtrees: dict[int, int] = {}
         """The counted entries of the requests that waited below subtrees when they began to wait, by id."""
         self.requests: dict[int, Charge] = {}
-        """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next one."""
+        """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next
+        one."""
         self.short_requests: dict[int, int] = {}
         """The shares of the other requests of named principals, by id."""
         self.first_blockers: dict[int, FirstBlockers] = {}
@@ -176,7 +178,11 @@ class StateSize:
         subtract(self.queue_entries, request.context.principal, count)
 
     def queue_limit(self, principal: str) -> int:
-        """Return the limit of all wait-queue entries with which a request of a principal stays within its share."""
+        """Return the limit for the entries of all wait queues under which a request of this principal is queued.
+
+        The lock manager knows only the total, so the limit is the current total and the part of the principal's share that
+        is free.
+        """
         share = self.max_queue_share - self.queue_entries.get(principal, 0)
         return min(self.max_queue_entries, self._table.queue_entries + share)
 

@@ -51,12 +51,13 @@ class SystemdNotifier:
         if not address:
             return None
         if address[0] not in "/@" or len(address) == 1:
-            log.warning("service manager notification disabled", reason=f"NOTIFY_SOCKET={address} is not a Unix socket")
+            reason = f"NOTIFY_SOCKET={address} is neither an absolute path nor an abstract name that begins with @"
+            log.warning("service manager notification disabled", reason=reason)
             return None
         return cls(address, _watchdog_timeout_s(environment), read_status)
 
     def start(self) -> None:
-        """Report the status, and the watchdog if there is one, from now on until `close`."""
+        """Report the status and, if there is a watchdog, that the server runs. Repeat this at intervals until `close`."""
         fields = ["WATCHDOG=1"] if self._sends_watchdog else []
         status = self._read_status()
         if status != self._reported_status:

@@ -18,13 +18,13 @@ log = structlog.get_logger()
 
 TAKEN_OVER: Final = RequestRejected(
     Code.SESSION_TAKEN_OVER,
-    "another connection sent the secret of this session; if it is not of the same client, two processes use the same "
-    "secret: give each process its own",
+    "a newer connection sent the secret of this session, so this connection is closed; if another process opened the newer "
+    "connection, two processes use the same secret: give each process its own",
 )
 """The last message on a connection whose session was taken over."""
 
 MIN_LOGGED_TAKEOVERS: Final = 3
-"""Number of takeovers of one session within `WINDOW_MS` from which on they are logged."""
+"""Takeovers of one session are logged from this number within `WINDOW_MS` on."""
 WINDOW_MS: Final = 10_000
 LOG_INTERVAL_MS: Final = 10_000
 """Minimum time in ms between two lines of the log."""

@@ -54,12 +54,15 @@ class TlsContexts:
             self.expiry = certificate_expiry(str(settings.cert))
 
     def _use_current_admin(self, handshake: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        """Switch a handshake on the admin port to the context that was loaded last (an SNI callback)."""
+        """SNI callback: switch a handshake on the admin port to the context that was loaded last."""
         handshake.context = self._current_admin
 
 
 def make_tls_contexts(settings: TlsSettings) -> TlsContexts | None:
-    """Return the TLS contexts, or None if no certificate is set. Raises ValueError for inconsistent settings or invalid files."""
+    """Return the TLS contexts, or None if no certificate is set.
+
+    Raises ValueError for inconsistent settings or invalid files.
+    """
     if settings.cert is None:
         for variable, file in (("GENIE_TLS_KEY", settings.key), ("GENIE_TLS_CA", settings.ca)):
             if file is not None:

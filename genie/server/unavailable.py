@@ -1,4 +1,4 @@
-"""What the pipeline does with commands while the store is unavailable: it rejects them.
+"""Rejects the commands of a pipeline while the store is unavailable.
 
 The ends of connections, and the rest of the state of resumed sessions, are postponed.
 """

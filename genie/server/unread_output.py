@@ -37,7 +37,7 @@ class Backlog:
 
     bytes: int
     last_read_at: float
-    """Event-loop time of the last progress of the client, or of the beginning."""
+    """Event-loop time when the client last read output, or when the connection became write-blocked."""
 
 
 class UnreadOutput:
@@ -60,7 +60,10 @@ class UnreadOutput:
         return len(self._backlogs)
 
     def add(self, connection: SlowConsumer, size: int) -> None:
-        """Count further output of a write-blocked connection, in the first call all of its output. May close connections."""
+        """Count new output of a write-blocked connection; the first call counts all of its unread output.
+
+        May close connections.
+        """
         backlog = self._backlogs.get(connection)
         if backlog is None:
             loop = asyncio.get_running_loop()

@@ -38,8 +38,8 @@ SLICE: Final = 500
 """Number of steps after which the sending of an event can be interrupted."""
 
 MAX_WAITING_BYTES: Final = 16 << 20
-"""Bytes of the requests whose events have waited since the last time at which none waited. Beyond it, the watchers are lagging.
-So events do not wait for ever, and their memory is bounded."""
+"""Limit for the bytes of all requests whose events have waited since no event waited. Beyond it, the watchers are lagging.
+So no event waits for ever, and the memory of the waiting events is bounded."""
 
 EVENT_FACTOR: Final = 2
 """How much more memory a request whose events wait takes than its texts: the events are encoded."""
@@ -63,10 +63,11 @@ class WatchEvents:
         self._stats = stats
         self._namespace = namespace
         self.waiting: deque[Iterator[int]] = deque()
-        """What is still to be sent: iterators that send a slice with each item, the number of its steps."""
+        """The events that are not sent yet: iterators. Each step of an iterator sends a slice, and yields the number of
+        steps of the slice."""
         self._waiting_bytes = 0
         self._steps = MAX_STEPS
-        """Steps that are left until `send_waiting` is called."""
+        """Number of steps that may still be executed before `send_waiting` is called again."""
 
     def publish(self, request: Request, state: str) -> None:
         """Send a watch event to the watchers of each resource of a request. `state` is `locked` or `unlocked`.
@@ -112,13 +113,14 @@ class WatchEvents:
         for steps in events:
             self._steps -= steps
             if self._steps <= 0:
-                self._deadlines.soonest = 0.0  # a lower bound, as always: the caller looks what is due
+                self._deadlines.soonest = 0.0  # 0 is a lower bound: the caller then checks what is due
                 return False
         return True
 
     def _publish(self, request: Request, state: str) -> Iterator[int]:
         """Send the events of a request in slices, and yield the number of steps of each slice."""
-        watches, lookups = self._watches, len(self._watches.prefix_count_by_length)
+        watches = self._watches
+        lookups = len(watches.prefix_count_by_length)  # of each name: one for each length of a watched prefix
         groups: dict[tuple[str, ...], list[bytes]] = {}
         steps = 0
         for name, mode in request.modes():
@@ -168,7 +170,8 @@ class WatchEvents:
     def _send(self, prefix: str, events: bytes, steps: int, sent: set[Outbound] | None = None) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        The first slice continues with the `steps` of the caller. `sent`: the connections that have got the events already.
+        The first slice continues with the `steps` of the caller. `sent` contains the connections that have received the
+        events already.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event

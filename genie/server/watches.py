@@ -28,7 +28,7 @@ MAX_SEARCHED_NAMES = 200_000
 """Maximum number of locked names that are compared with the prefix for one `watching` message, which takes about 10 ms."""
 
 MAX_BUFFERED_EVENTS = 10_000
-"""Maximum number of messages buffered for one watcher. A watcher beyond it is sent `lagged`, and its watches end. Events
+"""Maximum number of messages buffered for one watcher. A watcher with more is sent `lagged`, and its watches end. Events
 that are sent together count as one message; their bytes are limited, too."""
 
 
@@ -44,9 +44,9 @@ class WatchRegistry:
         self._size = size
         self._max_unread_bytes = max_unread_bytes
         self.prefixes: dict[str, dict[Outbound, None]] = {}
-        """Watchers by prefix; each inner dict is an ordered set. A connection that watches a prefix of a prefix is only among
-        the watchers of the shorter one, so at most one of the prefixes of a name has it. The dispatcher keeps a reference to
-        this dict."""
+        """Watchers by prefix; each inner dict is an ordered set. A connection that watches two prefixes, one of which begins
+        with the other, is only listed under the shorter one. So a connection is listed at most once for a name. The
+        dispatcher keeps a reference to this dict."""
         self.prefix_count_by_length: dict[int, int] = {}
         """The number of prefixes in `prefixes` by their length."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
@@ -180,6 +180,6 @@ class WatchRegistry:
 
 
 def _rows_of(name: str, resource: LockedResource) -> Iterator[bytes]:
-    """Yield an encoded row for each holder of a resource, one more than a message may have at most."""
+    """Yield an encoded row for each holder of a resource: at most one row more than a message may contain."""
     for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
         yield replies.watching_row(holder, name, resource.holder_mode(name, holder))

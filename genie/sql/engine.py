@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 OPEN_GRACE_S = 1.0
-"""How long a cancellation waits for a connection that is being opened."""
+"""Seconds for which a cancellation waits for a connection that is being opened."""
 
 
 def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:

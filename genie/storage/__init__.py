@@ -1,1 +1,1 @@
-"""Where the locks outlive the server: one protocol, and a store for each place."""
+"""The stores in which locks survive the server: the protocol `Store`, and its implementations in memory and in Redis."""

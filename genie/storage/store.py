@@ -102,8 +102,8 @@ class RetainedReply:
     message: bytes
     reason: Reason = SUCCESS
     request: Request | None = None
-    """The ended request, to check that another request with the same `ref` is equivalent. None after a restart or takeover, and
-    if the request was large."""
+    """The ended request, to check that another request with the same `ref` is equivalent. None after a restart or takeover,
+    and if the request was large."""
     fingerprint: bytes | None = None
     """In place of a large `request`: a digest of its parameters. Not stored."""
 
@@ -235,8 +235,8 @@ class Store(Protocol):
     ) -> StateMachine:
         """Follow the namespace until this node leads it, and return its state. Call `open` again after LeadershipLost.
 
-        Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format that this
-        version does not know.
+        Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format that
+        this version does not know.
 
         `on_role_changed` is called with each new role of this node until it leads.
         `snapshot` must return the current state while this node leads: the store uses it to restore lost data.

@@ -106,8 +106,9 @@ def explore(
 ) -> None:
     """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails.
 
-    `main` returns a coroutine that runs the service. `check` gets what the coroutine returns, and raises AssertionError if
-    it is wrong. Any exception of `main` is a failure, too, also that of `pytest.fail` or `sys.exit`. `plan` returns the faults of a seed.
+    `main` returns a coroutine that runs the service. `check` is called with the result of the coroutine, and raises
+    AssertionError if the result is wrong. Any exception of `main` is a failure, too, including those of `pytest.fail` and
+    `sys.exit`. `plan` returns the faults of a seed.
 
     The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
     is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
@@ -188,20 +189,21 @@ def _run_chunk(main: Main, check: Check | None, plan: Plan, chunk: range) -> tup
 def _shrink(main: Main, check: Check | None, seed: int, plan: Sequence[Fault]) -> Violation:
     """Return the violation with the simplest plan that was found to fail with this seed."""
     run = run_once(main, check, seed, plan)
-    # Without the faults that were impossible nothing changes, unless the service depends on more than the seed.
-    named = run_once(main, check, seed, run.faults)
-    plan, run = (run.faults, named) if type(named.error) is type(run.error) else (list(plan), run)
-    runs = 0
-    shrinking = True
-    while shrinking and run.error is not None:
-        shrinking = False
+    # Omit the faults that were impossible. The same error follows, unless the service depends on more than the seed.
+    without_impossible = run_once(main, check, seed, run.faults)
+    if type(without_impossible.error) is type(run.error):
+        plan, run = run.faults, without_impossible
+    run_count = 0
+    is_shrinking = True
+    while is_shrinking and run.error is not None:
+        is_shrinking = False
         for candidate in shrunk_candidates(plan):
-            runs += 1
-            if runs > MAX_SHRINK_RUNS:
+            run_count += 1
+            if run_count > MAX_SHRINK_RUNS:
                 break
-            tried = run_once(main, check, seed, candidate)
-            if type(tried.error) is type(run.error):
-                plan, run, shrinking = candidate, tried, True
+            candidate_run = run_once(main, check, seed, candidate)
+            if type(candidate_run.error) is type(run.error):
+                plan, run, is_shrinking = candidate, candidate_run, True
                 break
     error = run.error or AssertionError(
         "failed in a worker process, but not again: the service depends on more than the seed"

@@ -12,7 +12,7 @@ MAX_FAULTS = 1_000
 
 
 class Kind(StrEnum):
-    """What breaks."""
+    """The kind of a fault."""
 
     PAUSE_PROCESS = "pause process"
     """A process of the service stops, as for garbage collection or a paused machine, and then continues without noticing."""
@@ -43,11 +43,12 @@ REDIS = "redis"
 DURATIONS_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """Some are shorter and some are longer than the timeouts of a service."""
 KINDS_IN_PLAN = (1, 2, 3, len(Kind))
-"""How many kinds of faults a random plan has: many kinds hide each other, for example a crash ends a pause."""
+"""The numbers of kinds of faults that a random plan may have. With many kinds, faults hide each other: for example, a crash
+ends a pause."""
 SHARES_OF_TIME = (0.1, 0.3, 1.0)
 """In which share of the time of a random plan all its faults begin."""
 DELAYS_S = (0.2, 1.0, 5.0)
-"""How late messages are at most. The last is longer than the lease of a leader."""
+"""The greatest delays of messages. The last value is longer than the lease of a leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class Fault:
     """One fault. Its `repr` is Python source, so that a plan can be pasted into a test.
 
     `target` is the name of a process or a server (`s1`, `s2` or `s3`), or a number: that one of the running processes,
-    counted from 0 in the order in which they were first started, modulo their number. It is empty for a fault of Redis and for a lost lease, which is that of the
-    server that leads at `at_s`. For late messages, it is one party, or two with a comma between them, or empty for all
-    messages; `redis` is a party, too.
+    counted from 0 in the order in which they were first started, modulo their number. It is empty for a fault of Redis and
+    for a lost lease, which is that of the server that leads at `at_s`. For late messages, it is one party, or two with a
+    comma between them, or empty for all messages; `redis` is a party, too.
     """
 
     at_s: float
@@ -66,7 +67,8 @@ class Fault:
     target: str = ""
     duration_s: float = 0.0
     delay_s: float = 0.0
-    """How late messages are at most, and at least half of it; 0 for all other kinds."""
+    """The greatest delay of a message in seconds. Each message is delayed by at least half of it. 0 for all other kinds of
+    faults."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a field is invalid."""
@@ -131,8 +133,10 @@ def random_faults(
 
 
 def shrunk_candidates(plan: Sequence[Fault]) -> list[list[Fault]]:
-    """Return simpler plans to try, simplest first: without a half, without a quarter, ..., without one, then
-    faults that are shorter, and messages that are less late.
+    """Return simpler plans to try, the simplest first.
+
+    The first plans lack half of the faults, the next ones a quarter, and so on, down to one fault. The last plans have all
+    faults, one of them with a shorter duration or a smaller delay.
     """
     candidates = []
     size = len(plan) // 2

@@ -12,7 +12,7 @@ _rules: tuple[Rule, ...] = ()
 _observed: dict[str, LockOrder] = {}
 """The lock order by namespace, over all servers that this process has run for tests."""
 _reported: dict[str, int] = {}
-"""How many inversions of each namespace `assert_lock_order` has reported."""
+"""By namespace, the number of inversions that `assert_lock_order` has reported."""
 
 
 def set_lock_order_rules(rules: str) -> None:

@@ -33,8 +33,9 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
     Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.
 
-    With `faults`, which may be empty, the world is larger: three Genie servers, which keep their locks in a simulated Redis, in
-    a network whose delays depend on the seed. `process` starts processes of the service. The faults of the plan break them.
+    With `faults`, which may be empty, the world is larger: three Genie servers, which keep their locks in a simulated Redis,
+    in a network whose delays depend on the seed. `process` starts processes of the service. The faults of the plan break
+    them.
 
     Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: connecting
     one, or a client of `genie.sync`, raises RuntimeError.

@@ -38,11 +38,11 @@ MAX_VIRTUAL_S = 3_600.0
 START_LIMIT_S = 60.0
 """Maximum virtual time until a server leads."""
 LOST_WRITES = 3
-"""How many writes Redis loses when it is rolled back."""
+"""Number of writes that Redis loses when it is rolled back."""
 LEADERSHIP_EVENTS = frozenset({"leadership acquired", "leadership lost"})
 """Events in the logs of the servers that the timeline has."""
 TAKEOVER_CHECK_INTERVAL_S = 0.01
-"""How often it is checked whether another server leads, after the leader was cut off from Redis."""
+"""Interval of the checks whether another server leads, after the leader was cut off from Redis."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +85,7 @@ class World:
 
     @property
     def entries(self) -> list[Entry]:
-        """What has happened, in order."""
+        """The entries of the timeline, in order."""
         return self.history.entries
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:

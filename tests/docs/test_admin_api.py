@@ -102,7 +102,7 @@ async def test_every_documented_path_exists(tmp_path: Path) -> None:
         f"keeps the last {stats.MAX_DEADLOCKS} deadlocks, with at most {stats.MAX_DEADLOCK_STEPS:,} steps",
         f"{stats.MAX_RESOURCES:,} hot resources",
         f"at most {connections.MAX_CONNECTIONS} connections that have sent a request",
-        f"at most {connections.MAX_PENDING} whose first request is not complete",
+        f"at most {connections.MAX_PENDING} connections whose first request is not complete",
         f"{throttle.MAX_WAITING_REQUESTS} pending queries",
         f"`{Settings().admin.host}:{Settings().admin.port}`",
     ],

@@ -547,7 +547,7 @@ async def test_sighup_reloads_the_token_file(tmp_path: Path) -> None:
             may = ["admin"]
         """)
         server.send(signal.SIGHUP)
-        line = server.until("token file reloaded")
+        line = server.until("access tokens reloaded")
         assert (line["file"], line["connections_closed"]) == (str(path), 1)
 
         await unauthorized(limits, "access revoked")
@@ -573,12 +573,12 @@ async def test_an_invalid_token_file_changes_nothing(tmp_path: Path) -> None:
         for text in ("", "[limits]", FILE + 'more = "x"'):
             path.write_text(text)
             server.send(signal.SIGHUP)
-            line = server.until("token file reload failed")
+            line = server.until("access token reload failed")
             assert line["level"] == "error"
             assert str(path) in line["reason"]
         path.unlink()
         server.send(signal.SIGHUP)
-        assert "can't be read" in server.until("token file reload failed")["reason"]
+        assert "can't be read" in server.until("access token reload failed")["reason"]
         limits.send("ping")
         await limits.expect("pong")
         await enter(server, PAYMENTS)
@@ -589,7 +589,7 @@ async def test_a_file_with_a_single_token_is_reloaded_too(tmp_path: Path) -> Non
     with running_server(token_file=path) as server:
         path.write_text(LIMITS)
         server.send(signal.SIGHUP)
-        server.until("token file reloaded")
+        server.until("access tokens reloaded")
         await enter(server, LIMITS)
 
 
@@ -602,7 +602,7 @@ async def test_a_watcher_that_loses_its_permission_is_disconnected(tmp_path: Pat
             await wire.expect("watching")
         path.write_text(FILE.replace("[limits]\n", '[limits]\nprefixes = ["accounts/"]\n'))
         server.send(signal.SIGHUP)
-        assert server.until("token file reloaded")["connections_closed"] == 1
+        assert server.until("access tokens reloaded")["connections_closed"] == 1
         await unauthorized(outside, "access revoked")
         assert await outside.receive() == ("closed", {})
         await in_process_server.lock("exclusive:accounts/1")
@@ -626,7 +626,7 @@ async def test_a_removed_watcher_that_reads_slowly_is_sent_nothing_new(tmp_path:
                 await owner.expect("pong")
             path.write_text(FILE.replace("look out", "look in").replace(LOOK_OUT, LOOK_OUT + "-2"))
             server.send(signal.SIGHUP)
-            server.until("token file reloaded")
+            server.until("access tokens reloaded")
             await owner.lock("exclusive:accounts/secret")
             watcher.settimeout(WAIT_S)
             received = b""

@@ -100,7 +100,7 @@ def test_the_error_of_an_invalid_token_does_not_contain_it() -> None:
 def revoke(server: Genie, path: Path, text: str) -> None:
     path.write_text(text)
     server.send(signal.SIGHUP)
-    server.until("token file reloaded")
+    server.until("access tokens reloaded")
 
 
 async def test_waiting_calls_fail_when_the_token_is_revoked(tmp_path: Path) -> None:

@@ -488,7 +488,7 @@ async def test_changed_secrets_take_effect(tmp_path: Path) -> None:
                 assert await presented() == first
                 auth.update(token=NEXT_TOKEN.encode())
                 second = renew()
-                await asyncio.to_thread(pod.until, "token file reloaded")
+                await asyncio.to_thread(pod.until, "access tokens reloaded")
                 while await presented() != second:  # noqa: ASYNC110 - the two Secrets change one after the other
                     await asyncio.sleep(0.05)
                 shown = certificates.context(certificates.issue("client", "localhost", common_name="payments"))

@@ -264,7 +264,7 @@ async def test_each_node_redirects_clients_to_the_leader_of_their_namespace(redi
         wire = await hello(first, moved, session=SECRET)
         message = await wire.expect("error")
         assert (message["code"], message["leader"]) == ("unavailable", address(second))
-        assert f"the namespace '{moved}'; its leader is {address(second)}" in message["message"]
+        assert f"the namespace '{moved}'; the leader is {address(second)}" in message["message"]
         wire.send("request", resources=["exclusive:x"], ref="r")
         message = await wire.expect("error")
         assert (message["code"], message["ref"], message["leader"]) == ("unavailable", "r", address(second))

@@ -266,7 +266,7 @@ async def test_an_idle_server_detects_the_loss(redis: Redis) -> None:
         client = await Wire.connect(genie.address)
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("FLUSHALL")
-        genie.until("snapshot written to redis")
+        genie.until("snapshot restored")
         assert set(stored_records(redis)) == {held}
         await client.close()
 

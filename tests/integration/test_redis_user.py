@@ -62,7 +62,7 @@ async def test_the_documented_redis_user_is_sufficient(redis: Redis) -> None:
         await checkpoint_after(redis, position)
         other.start()  # a follower loads the state
         redis.call("FLUSHALL")  # the leader restores its snapshot
-        server.until("snapshot written to redis")
+        server.until("snapshot restored")
         server.send(signal.SIGTERM)  # the leader resigns, and the follower takes over
         server.wait()
         other.until("leadership acquired")

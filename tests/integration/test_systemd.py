@@ -162,7 +162,7 @@ def test_a_reload_is_reported(systemd: ServiceManager, servers: list[Genie], tmp
     assert before <= int(reloading.pop("MONOTONIC_USEC")) / 1e6 <= time.clock_gettime(time.CLOCK_MONOTONIC)
     assert reloading == {}
     assert systemd.receive() == {"READY": "1", "STATUS": "leader"}
-    assert server.until("token file reloaded")
+    assert server.until("access tokens reloaded")
 
 
 @pytest.mark.parametrize("address", ["/no/such/folder/notify", "vsock:2:1"])

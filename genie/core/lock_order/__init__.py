@@ -1,9 +1,9 @@
 """Lock order analysis: finds pairs of locks that transactions take in both orders, before that causes a deadlock.
 
-Names are grouped into classes: `accounts/42` and `accounts/7` are of the class `accounts/*`. Whenever a transaction holds
-locks and asks for more, each held class gets an edge to each class that is asked for. A cycle of edges is an inversion:
-some interleaving of the transactions that were seen can deadlock, whether it ever did or not. Within one class, names
-must be taken in ascending order.
+Names are grouped into classes: `accounts/42` and `accounts/7` are of the class `accounts/*`. If a transaction that holds
+locks requests more locks, each held class gets an edge to each requested class. A cycle of edges is an inversion: the
+observed transactions can deadlock in some interleaving, even if they never have. Within one class, names must be taken in
+ascending order.
 
 The method is that of lockdep in the Linux kernel; guards are the locksets of Eraser (Savage et al., 1997).
 

@@ -30,12 +30,13 @@ from genie.core.special import contains, possible_subtrees
 from genie.lock_modes import S
 
 MAX_WAITING_REQUESTS: Final = 32
-"""Maximum number of waiting requests of a transaction that are analysed when another one of it is granted, the first ones."""
+"""Maximum number of waiting requests of a transaction, the first ones, that are analysed when another request of the
+transaction is granted."""
 MAX_SEARCHED_NAMES: Final = 64
-"""Maximum number of held names that are compared with a subtree that a transaction asks for, the first ones."""
+"""Maximum number of held names, the first ones, that are compared with a subtree that a transaction asks for."""
 MAX_GRANT_STEPS: Final = 4_096
-"""Steps of the analysis after which no further waiting requests are analysed for the grants of one time: one release can grant a
-thousand locks, and each grant can be to a transaction with 32 waiting requests of 32 names."""
+"""Steps of the analysis after which the other grants of the same time are not analysed: one release can grant a thousand
+locks, each to a transaction with 32 waiting requests of 32 names."""
 
 
 class LockOrder:
@@ -46,10 +47,10 @@ class LockOrder:
         self.graph = EdgeGraph()
         self.inversions = Inversions()
         self.dropped = 0
-        """How often a request was not analysed completely, because of a limit."""
+        """Number of requests that were not analysed completely, because of a limit."""
         self._budget = self.classes.budget
         self._granted_unix_ms = 0.0
-        """The time of the last grants: `_budget` is that of all grants of this time."""
+        """The time of the last grants. All grants of this time share `_budget`."""
         self._search = InversionSearch(self.graph, self.inversions, self._budget)
 
     def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
@@ -60,7 +61,9 @@ class LockOrder:
             self._count_if_incomplete()
 
     def on_grant(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
-        """Record a grant to a transaction that has other waiting requests: it holds these locks while it waits for those."""
+        """Record a grant to a transaction with other waiting requests: the transaction holds the granted locks while it
+        waits for the others.
+        """
         budget = self._budget
         if unix_ms != self._granted_unix_ms:
             self._granted_unix_ms = unix_ms
@@ -89,9 +92,9 @@ class LockOrder:
         self._budget.is_exceeded = False
 
     def _held_classes(self, transaction: Transaction) -> HeldClasses:
-        """Return the classes that a transaction holds."""
+        """Return the classes of the names that a transaction holds. They are cached in the transaction, and updated here."""
         held = transaction.held_classes
-        if held is None or held.classes is not self.classes:
+        if held is None or held.classes is not self.classes:  # tests may set other rules while transactions hold locks
             held = transaction.held_classes = HeldClasses(self.classes)
         held.update(transaction.held)
         return held
@@ -160,7 +163,10 @@ class LockOrder:
         return asked_classes.values()
 
     def _holds_exclusive(self, transaction: Transaction, name: str) -> bool:
-        """Return whether a transaction holds an exclusive lock. If it has too many requests to look, assume that it does."""
+        """Return whether a transaction holds the exclusive lock of a name.
+
+        If it has too many requests to search, assume that it does.
+        """
         if len(transaction.held) > MAX_HELD_REQUESTS:
             self._budget.is_exceeded = True
             return True
@@ -186,9 +192,11 @@ class LockOrder:
 
 
 def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> str | None:
-    """Return a name below a subtree that a transaction holds so that another transaction with such a lock waits for it.
+    """Return a name below a subtree that a transaction holds in a mode that conflicts with the requested lock of the
+    subtree.
 
-    `exclusive`: whether the transaction asks for the subtree in exclusive mode. Otherwise only exclusive locks below it count.
+    `exclusive`: whether the transaction requests the subtree in exclusive mode. Otherwise only exclusive locks below it
+    conflict.
     """
     held = chain.from_iterable(request.modes() for request in transaction.held.values())
     for name, mode in islice(held, MAX_SEARCHED_NAMES):
@@ -198,7 +206,7 @@ def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> str 
 
 
 def _names(held: Members, asked: Members, flags: int) -> tuple[str, str]:
-    """Return a held name, and one that is asked for, which have the relation of these flags."""
+    """Return a held name and a requested name that have the relation of these flags."""
     if flags & ANY_DESCENDING == DESCENDING:
         return held.last, asked.first
     return held.last_by_number, asked.first_by_number

@@ -1,20 +1,21 @@
-"""How completely requests are analysed."""
+"""The limits of the work for the analysis of a request."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """What the analysis of a new request, or of all grants of one time, has used of its limits.
+    """Counts the work for the analysis of a new request, or of all grants of one time.
 
-    All parts of the analysis of a namespace share one.
+    All parts of the analysis of a namespace share one budget.
     """
 
     __slots__ = ("is_exceeded", "search_steps", "steps")
 
     def __init__(self) -> None:
         self.is_exceeded = False
-        """A limit kept the analysis from being complete."""
+        """Whether the analysis is incomplete, because it exceeded a limit."""
         self.search_steps = 0
-        """How many edges the searches for inversions have followed."""
+        """Number of edges that the searches for inversions have followed."""
         self.steps = 0
-        """About how many names, held requests and edges were read. Grants end at a limit; a request has few."""
+        """Approximate number of names, held requests and edges that were read. Only the analysis of grants has a limit: a
+        single request reads few."""

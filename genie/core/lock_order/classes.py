@@ -56,7 +56,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
 
 
 class LockClass:
-    """A class of names. `is_name`: the class has one name, which is that of the class."""
+    """A class of names. `is_name`: whether the class consists of a single name, which is also the name of the class."""
 
     __slots__ = ("id", "is_name", "name", "treatment")
 
@@ -76,7 +76,7 @@ class LockClasses:
         """Each class by its own name, such as `accounts/*`."""
         self._rules = [(re.compile(_to_regex(rule.pattern)), rule) for rule in rules]
         self._by_stem: dict[str, LockClass | None] = {}
-        """The class of names that consist of this stem and digits. None: too many classes."""
+        """The class of the names that consist of this stem and digits. None if there were too many classes."""
         self._by_whole_name: dict[str, LockClass | None] = {}
         """The class of other names."""
 
@@ -124,9 +124,9 @@ class LockClasses:
 def _to_regex(pattern: str) -> str:
     """Return the regular expression of a pattern. It takes linear time.
 
-    The atomic groups match each part between two `*` where it occurs first, and try no other place. If the pattern matches
-    at all, it does so with these: a part without `/` can be earlier, because what follows up to the later place has no
-    `/`, and a part with `/` has only one place.
+    The pattern is divided into parts at each `*`. Atomic groups match each part at its first occurrence, and try no other.
+    This loses no match: a part without `/` may match earlier, because the text up to a later occurrence contains no `/`; a
+    part with `/` can match at one place only.
     """
     first, *parts = map(re.escape, pattern.split("*"))
     last = "[^/]*" + parts.pop() if parts else ""

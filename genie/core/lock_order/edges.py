@@ -1,4 +1,4 @@
-"""Edges: transactions that held one class asked for another one, and the locks that each of them also held."""
+"""Edges: transactions that held a class requested another class, and the locks that each of these transactions also held."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ ASKED_EXCLUSIVE: Final = 1
 HELD_EXCLUSIVE: Final = 2
 BOTH_EXCLUSIVE: Final = 3
 UPGRADE: Final = 4
-"""A transaction holds a name in shared mode, and asks for the same name in exclusive mode. With `HELD_EXCLUSIVE`, it holds units
-of this name and asks for more of it. If the names of the example differ, it holds a name below the subtree that it asks for."""
+"""A transaction holds a name in shared mode, and asks for the same name in exclusive mode. With `HELD_EXCLUSIVE`, it holds
+units of this name and asks for more of it. If the names of the example differ, it holds a name below the subtree that it
+asks for."""
 DESCENDING: Final = 8
 """Within one class: the name that is asked for precedes a held name, if digits are compared as characters."""
 NUMBER_DESCENDING: Final = 16
-"""Likewise, if digits are compared as numbers."""
+"""Within one class: the name that is asked for precedes a held name, if digits are compared as numbers."""
 ANY_DESCENDING: Final = 24
 _ID_BITS: Final = 10
 _FLAG_BITS: Final = 5
@@ -36,7 +37,7 @@ _RELATIONS: Final = {
 }
 
 Guards = dict[str, bool]
-"""Locks that a transaction also holds, by name, with whether they are exclusive. Only names that are a class of their own."""
+"""Locks that a transaction also holds: by name, whether the lock is exclusive. Only names that are a class of their own."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,19 +65,20 @@ class Edge:
         """Locks that every such transaction also held, with whether each was always exclusive."""
         self.example = example
         self.is_offending = False
-        """Such transactions complete known inversions: each new kind of transaction is another inversion."""
+        """Whether the edge completes known inversions. Then each new kind of transaction that makes the edge is another
+        inversion."""
         self.count = 0
-        """How often a request made this edge."""
+        """Number of requests that made this edge."""
         self.last_unix_ms = 0.0
 
     @property
     def held_exclusive(self) -> bool:
-        """The held lock is exclusive."""
+        """Whether the held lock is exclusive."""
         return bool(self.flags & HELD_EXCLUSIVE)
 
     @property
     def asked_exclusive(self) -> bool:
-        """The lock that is asked for is exclusive."""
+        """Whether the requested lock is exclusive."""
         return bool(self.flags & ASKED_EXCLUSIVE)
 
     @property
@@ -91,7 +93,7 @@ class Edge:
 
     @property
     def is_within_class(self) -> bool:
-        """Both names are of one class."""
+        """Whether both names are of one class."""
         return self.held is self.asked
 
     @property
@@ -116,17 +118,19 @@ class Edge:
         return self.held is other.held and self.asked is other.asked and is_ascending is other_is_ascending
 
     def has_fewer_guards(self, held: Guards) -> bool:
-        """Return whether a transaction that holds these guards does not hold one of the edge's, or only in shared mode."""
+        """Return whether a transaction with these guards lacks a guard of the edge, or holds it in shared mode only."""
         return any(name not in held or (mode and not held[name]) for name, mode in self.guards.items())
 
     def excluding_guards(self, other: Edge) -> list[str]:
-        """Return the guards that keep the transactions of two edges apart: held by both, by one exclusively."""
+        """Return the guards that exclude the transactions of two edges from each other: locks that both hold, one of them
+        exclusively.
+        """
         others = other.guards
         return [name for name, mode in self.guards.items() if name in others and (mode or others[name])]
 
 
 def guards_of(edges: tuple[Edge, ...]) -> tuple[str, ...]:
-    """Return the guards that keep two of the transactions of an inversion apart.
+    """Return the guards that exclude two of the transactions of an inversion from each other.
 
     An inversion of one edge is between two transactions that do the same.
     """

@@ -13,7 +13,8 @@ from genie.core.lock_order.names import mask
 MAX_INVERSIONS: Final = 100
 """Maximum number of inversions in memory. Further inversions are only counted."""
 MAX_OFFENDERS: Final = 20
-"""Maximum number of inversions of the same kind and classes: of transactions whose names have different stems."""
+"""Maximum number of inversions of the same kind and classes. They are completed by transactions whose names have different
+stems."""
 
 
 class Kind(StrEnum):
@@ -29,16 +30,19 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Inversion:
-    """A cycle of edges: each asks for the class that the next one holds, and the last for the class that the first holds."""
+    """A cycle of edges: each edge requests the class that the next edge holds, and the last requests the class that the
+    first holds.
+    """
 
     kind: Kind
     edges: tuple[Edge, ...]
     guards: tuple[str, ...] = ()
-    """The locks that keep the transactions of two of the edges apart. While there is one, the inversion cannot deadlock."""
+    """The locks that exclude the transactions of two edges from each other. While there is such a lock, the inversion cannot
+    deadlock."""
     offender: str = ""
     """The stem of the names of the transactions that completed the inversion: `pay-*` for `pay-17`."""
     is_repeated: bool = False
-    """Transactions with another stem had completed an inversion of the same kind and classes before."""
+    """Whether transactions with another stem completed an inversion of the same kind and classes before."""
 
     @property
     def description(self) -> str:
@@ -53,12 +57,12 @@ class Inversion:
 
     @property
     def key(self) -> tuple[Kind, frozenset[str]]:
-        """What inversions with the same kind and classes have in common."""
+        """A key that is equal for inversions of the same kind and classes."""
         return self.kind, frozenset(self.classes)
 
     @property
     def found_unix_ms(self) -> float:
-        """When the last of the edges was seen first."""
+        """The time at which the last of the edges was first seen."""
         return max(edge.example.at_unix_ms for edge in self.edges)
 
 
@@ -71,7 +75,7 @@ class _KnownInversion:
         self.inversion = inversion
         self.offending = _offending_edges(inversion)
         self.offenders: dict[str, Edge | None] = {inversion.offender: None}
-        """For each further offender an edge of its own, with its example and its count."""
+        """For each further offender, a separate edge with its example and its count."""
 
 
 class Inversions:
@@ -83,7 +87,8 @@ class Inversions:
         self.guarded: list[Inversion] = []
         """Inversions that a guard makes harmless."""
         self.count = 0
-        """Number of inversions found, including those beyond `MAX_INVERSIONS`, and at most `MAX_OFFENDERS` of the same classes."""
+        """Number of inversions found, including those beyond `MAX_INVERSIONS`, and at most `MAX_OFFENDERS` of the same
+        classes."""
         self._known: dict[tuple[Kind, frozenset[str]], _KnownInversion] = {}
         """The first inversion of each kind and classes in `found`."""
         self._by_edge: dict[Edge, list[_KnownInversion]] = {}
@@ -100,7 +105,10 @@ class Inversions:
         return not edge.is_within_class and (Kind.CYCLE, frozenset((edge.held.name, edge.asked.name))) in self._known
 
     def add(self, kind: Kind, edges: tuple[Edge, ...], added: Edge) -> None:
-        """Add an inversion that the edge `added` completes. If one with the same classes is known, only look for offenders."""
+        """Add an inversion that the edge `added` completes.
+
+        If an inversion of the same kind and classes is known, only look for offenders.
+        """
         inversion = Inversion(kind, edges, guards_of(edges), _stem(added.example))
         known = self._known.get(inversion.key)
         if known is not None:
@@ -116,7 +124,7 @@ class Inversions:
             self._look_for_offenders(known, known.offending)
 
     def on_offending_request(self, edge: Edge, guards: Guards, example: Example) -> None:
-        """Count a request that made an offending edge. The first one with a new stem is another inversion."""
+        """Count a request that made an offending edge. The first request with a new stem is another inversion."""
         for known in self._by_edge[edge]:
             self._count_offender(known, edge, guards, example)
 
@@ -174,14 +182,15 @@ def _describe(kind: Kind, classes: Sequence[str], edge: Edge) -> str:
 
 
 def _stem(example: Example) -> str:
-    """Return the stem of a transaction's name: without the parts that vary."""
+    """Return the stem of a transaction's name: the name without the parts that vary."""
     return mask(example.transaction)
 
 
 def _offending_edges(inversion: Inversion) -> Sequence[Edge]:
     """Return the edges whose transactions are presumed wrong.
 
-    Of a cycle, all but the edge that was seen most often, which is the usual order. Of a class, the descending edges.
+    In a cycle, these are all edges but the most frequent one, which is presumed to be the intended order. Within a class,
+    these are the descending edges.
     """
     if inversion.kind is Kind.CYCLE:
         usual = max(inversion.edges, key=lambda edge: edge.count)
@@ -192,7 +201,7 @@ def _offending_edges(inversion: Inversion) -> Sequence[Edge]:
 
 
 def _with_edge(edges: Sequence[Edge], own: Edge) -> tuple[Edge, ...]:
-    """Return the edges of an inversion with `own` in place of the edge that is most like it."""
+    """Return the edges of an inversion, with `own` in place of the most similar edge."""
     alike = [edge for edge in edges if own.is_same_step(edge)]
     replaced = next((edge for edge in alike if edge.relation == own.relation), alike[0])
     return tuple(own if edge is replaced else edge for edge in edges)

@@ -12,28 +12,29 @@ from genie.core.model import Request
 from genie.lock_modes import Mode
 
 MAX_HELD_CLASSES: Final = 64
-"""Maximum number of classes that are analysed of what a transaction holds, the first ones."""
+"""Maximum number of classes, the first ones, that are analysed of the locks of a transaction."""
 MAX_GUARDS: Final = 16
-"""Maximum number of guards of a transaction, the first ones: a lock that guards others is taken before them."""
+"""Maximum number of guards of a transaction. The first locks are used: a lock that guards other locks is taken before them."""
 MAX_HELD_REQUESTS: Final = 256
-"""Maximum number of held requests that are read for one request, the first ones. After a release all are read again."""
+"""Maximum number of held requests, the first ones, that are read for one request. After a release, all held requests are
+read again."""
 
 _NONE: Final[frozenset[str]] = frozenset()
 
 
 class Members:
-    """Names of one class, as the first and the last one in both orders."""
+    """Names of one class. Only the first and the last name are kept, in both orders."""
 
     __slots__ = ("cls", "exclusive", "first", "first_by_number", "last", "last_by_number")
 
     def __init__(self, cls: LockClass, name: str, exclusive: bool) -> None:
         self.cls = cls
         self.exclusive = exclusive
-        """One of them is exclusive, the stronger mode."""
+        """Whether one of the names is locked in exclusive mode."""
         self.first = self.last = name
-        """If digits are compared as characters."""
+        """The first name, if digits are compared as characters. `last` is the last name in this order."""
         self.first_by_number = self.last_by_number = name
-        """If digits are compared as numbers."""
+        """The first name, if digits are compared as numbers. `last_by_number` is the last name in this order."""
 
     def add(self, name: str, exclusive: bool) -> None:
         """Add another name."""
@@ -46,11 +47,11 @@ class Members:
             self.last_by_number = name
 
     def is_only(self, asked: Members) -> bool:
-        """Return whether both have one name, which is the same."""
+        """Return whether both contain one name only, and it is the same."""
         return self.last_by_number == asked.first_by_number and self.last == asked.first
 
     def direction_to(self, asked: Members) -> int:
-        """Return the flags of whether one of the names that are asked for precedes a held name, in both orders."""
+        """Return the flags for both orders that show whether a requested name precedes a held name."""
         by_number = precedes_by_number(asked.first_by_number, self.last_by_number)
         return (NUMBER_DESCENDING if by_number else 0) | (DESCENDING if asked.first < self.last else 0)
 
@@ -63,23 +64,27 @@ class HeldClasses:
     def __init__(self, classes: LockClasses) -> None:
         self.classes = classes
         self._request_count = 0
-        """How many of the held requests are included, the earliest ones."""
+        """How many of the held requests `update` has included or, beyond `MAX_HELD_REQUESTS` in one call, skipped."""
         self.by_id: dict[int, Members] = {}
         """By the id of the class."""
         self.guards: Guards = {}
         self.subtrees: frozenset[str] = _NONE
-        """The subtrees that are held in exclusive mode: a lock below them is never waited for."""
+        """The subtrees that are held in exclusive mode. The transaction never waits for a lock below them."""
 
     def count_missing(self, requests: dict[int, Request]) -> int:
-        """Return about how many names `update` would read."""
+        """Return the approximate number of names that `update` would read."""
         missing = min(len(requests) - self._request_count, MAX_HELD_REQUESTS)
         return sum(len(each.exclusive) + len(each.shared) for each in islice(reversed(requests.values()), missing))
 
     def update(self, requests: dict[int, Request]) -> None:
-        """Include the held requests that were added since the last call."""
+        """Include the held requests that were added since the last call, at most the first `MAX_HELD_REQUESTS` of them.
+
+        If there are more, they are skipped, and the budget is marked as exceeded.
+        """
         missing = len(requests) - self._request_count
         if missing > MAX_HELD_REQUESTS:
             self.classes.budget.is_exceeded = True
+        # From the end of the dict: from its start, all earlier requests would be iterated over again.
         added = list(islice(reversed(requests.values()), missing))
         for request in islice(reversed(added), MAX_HELD_REQUESTS):
             self.include(request)

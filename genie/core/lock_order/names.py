@@ -32,7 +32,7 @@ def precedes_by_number(name: str, other: str) -> bool:
 
 
 def _number_key(name: str) -> tuple[list[Any], str]:
-    """Return a sort key that compares the digits of a name as numbers: text and numbers by turns, as in the name."""
+    """Return a sort key that compares the digits of a name as numbers: the texts and numbers of the name, alternating."""
     parts: list[Any] = _NUMBER.split(name)
     parts[1::2] = map(int, parts[1::2])
     return parts, name

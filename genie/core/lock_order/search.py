@@ -1,4 +1,4 @@
-"""The search for the inversions that an edge completes, which is new or has fewer guards than before."""
+"""The search for the inversions that an edge completes. The edge is new, or has fewer guards than before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from genie.core.lock_order.inversions import Inversions, Kind
 MAX_CYCLE: Final = 8
 """Maximum number of edges of an inversion."""
 MAX_SEARCH_STEPS: Final = 2_000
-"""Maximum number of edges that the searches for cycles follow for one request, which waits for them: about a millisecond."""
+"""Maximum number of edges that the searches for cycles follow for one request. They delay the request by about a
+millisecond."""
 
 
 class InversionSearch:
@@ -61,7 +62,7 @@ class InversionSearch:
         ]
         witnesses = []
         for order in (DESCENDING, NUMBER_DESCENDING):
-            # Two shared locks conflict with no others of their kind, but with exclusive locks in the opposite order.
+            # Two shared locks do not conflict with shared locks in the opposite order, but with exclusive locks.
             opposed = any(not edge.flags & order and edge.flags & BOTH_EXCLUSIVE == BOTH_EXCLUSIVE for edge in edges)
             descending = [edge for edge in edges if edge.flags & order and (edge.flags & BOTH_EXCLUSIVE or opposed)]
             if not descending:
@@ -75,10 +76,11 @@ class InversionSearch:
         self._inversions.add(Kind.MEMBERS, (first, _least_guarded(ascending)) if ascending else (first,), added)
 
     def _find_cycle(self, edge: Edge, *, direct: bool) -> None:
-        """Search for the shortest way back from what an edge asks for to what it holds, by edges of other transactions.
+        """Search for the shortest path from the class that an edge requests to the class that it holds, along edges of other
+        transactions.
 
-        `direct`: by one edge. Otherwise by at least two, without the two edges of an inversion that is already known. The
-        search first looks for a cycle that no guard makes harmless.
+        With `direct`, the path has one edge. Otherwise it has at least two, without the two edges of an inversion that is
+        already known. The search first looks for a cycle that no guard makes harmless.
         """
         for with_guards in (False, True):
             path = self._find_path_back(edge, direct=direct, with_guards=with_guards)

@@ -1,4 +1,4 @@
-"""Check one namespace without changing it: the metadata, the log, the checkpoint, the records and the recovered locks.
+"""Checks one namespace without changing it: the metadata, the log, the checkpoint, the records and the recovered locks.
 
 During the check a leader may commit, write a checkpoint and trim the log. So the check reads in the order of a recovery
 (`replica.py`): the metadata, the state, the metadata again, then the log up to its end. If the log was trimmed beyond the
@@ -157,9 +157,9 @@ class _Check:
         await self._read_log(log, latest)
         self._report_meta(latest)
         self._check_epochs(latest, log)
-        changes = self._decode_state(records) | log.changes
+        changes = self._decode_state(records) | log.new_changes
         changes = {id_: changes[id_] for id_ in sorted(changes)}
-        counters = log.counters or meta.checkpoint.counters
+        counters = log.new_counters or meta.checkpoint.counters
         self._report.counters = Counters(counters.clock_ms, counters.next_id, counters.next_fence)
         self._check_locks(changes, counters)
         await self._report_keys(latest)
@@ -193,19 +193,19 @@ class _Check:
     # -- reading ------------------------------------------------------------------------------------------
 
     async def _read_state(self, meta: Meta) -> dict[bytes, bytes]:
-        """Return the records of the checkpointed state by id. If it is missing or no hash, add a finding and return none."""
+        """Return the records of the checkpointed state by id.
+
+        If the state is missing, or is not a hash, add a finding and return no records.
+        """
         keys = [meta.epoch.state, self._keyspace.meta, self._keyspace.log]
         kind = (await self._primary.read(keys, "TYPE")).decode()
         if kind != "hash":
-            missing = kind == "none"
-            if missing and (await self._read_meta()).epoch.state != meta.epoch.state:
-                raise _Changed
-            self._add_finding(
-                "checkpoint",
-                f"the state {meta.epoch.state} is missing: Redis has lost a key"
-                if missing
-                else f"the state is a {kind}",
-            )
+            finding = f"the state is a {kind}"
+            if kind == "none":
+                if (await self._read_meta()).epoch.state != meta.epoch.state:
+                    raise _Changed
+                finding = f"the state {meta.epoch.state} is missing: Redis has lost a key"
+            self._add_finding("checkpoint", finding)
             return {}
         records: dict[bytes, bytes] = {}
         cursor = None
@@ -287,7 +287,7 @@ class _Check:
         return changes
 
     def _check_locks(self, changes: dict[int, Change], counters: Batch) -> None:
-        """Count the locks that a recovery would find, and check them against each other and against the counters."""
+        """Set the numbers of locks in the report, and check the locks against each other and against the counters."""
         requests = [change for change in changes.values() if isinstance(change, Request)]
         sizes = self._report.sizes
         sizes.held = sum(request.state is HELD for request in requests)
@@ -322,15 +322,15 @@ class _LogCheck:
         """The position of the previous entry. None before the first entry."""
         self.entry_count = 0
         self.batch_bytes = 0
-        """The size of all batches."""
-        self.changes: dict[int, Change] = {}
-        """The changes after the checkpoint."""
-        self.counters: Batch | None = None
-        """The counters of the last batch after the checkpoint. None if there is no such batch."""
-        self._last_counters: Batch | None = None
-        """The counters of the last batch."""
+        """Bytes of all batches in the log."""
+        self.new_changes: dict[int, Change] = {}
+        """By id, the last change after the checkpoint."""
+        self.new_counters: Batch | None = None
+        """The last batch after the checkpoint, for its counters. None if there is no batch after the checkpoint."""
+        self._previous_counters: Batch | None = None
+        """The previous batch, before or after the checkpoint: the counters must not decrease."""
         self.bases: dict[int, Position] = {}
-        """By epoch, the position from which it continues, or (0, 0) if it continues from a restored snapshot."""
+        """By epoch, the last position before the epoch, or (0, 0) if the epoch began with a restored snapshot."""
         self.leader: bytes | None = None
         """The encoded leader of the last takeover in the log. None if the log has no takeover."""
         self.last_epoch = 0
@@ -383,18 +383,18 @@ class _LogCheck:
         """Check a batch, and collect its changes if it is later than the checkpoint."""
         self.batch_bytes += len(encoded)
         header, records = split_batch(encoded)
-        counters, last = decode_counters(header), self._last_counters
+        counters, last = decode_counters(header), self._previous_counters
         if last is not None and (
             counters.next_id < last.next_id
             or counters.next_fence < last.next_fence
             or counters.clock_ms < last.clock_ms
         ):
             self._add_finding("log", f"the clock or a counter of {encode_position(position)} is lower than before")
-        self._last_counters = counters
+        self._previous_counters = counters
         is_later = position > self.meta.checkpoint.position
         if is_later:
-            self.counters = counters
+            self.new_counters = counters
         for id_, record in records.items():
             change = decoder.decode(int(id_), record) if record else None
             if is_later:
-                self.changes[int(id_)] = change
+                self.new_changes[int(id_)] = change

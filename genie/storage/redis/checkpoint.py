@@ -1,4 +1,5 @@
-"""Checkpoints: in the background, the leader writes the changes of the log to the stored state, so that the log can be trimmed.
+"""Checkpoints: in the background, the leader writes the changes of the log to the stored state, so that the log can be
+trimmed.
 
 A checkpoint is fuzzy: it is written in parts, between commits. The state then contains some changes of the log that are later
 than the stored position of the checkpoint. Recovery applies them again, which changes nothing because records are absolute.

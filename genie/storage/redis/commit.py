@@ -2,8 +2,9 @@
 
 A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this connection
 has changed the log or `meta` since the last WATCH: another leader, a rollback, a resynchronization with another primary, a
-lost key. So the log always continues exactly at the last batch that this leader knows to be stored. The WATCH of one commit
-protects the next. A checkpoint of this leader changes `meta`, so Redis rejects the next commit, which is then sent again.
+lost key. So a batch is always appended directly after the last batch that this leader knows to be stored. The WATCH of one
+commit protects the next commit. A checkpoint of this leader changes `meta`, so Redis rejects the next commit, which is then
+sent again.
 
 After each failure, and on each new connection, the writer watches both keys and reads the last id of the log. The id tells
 whether the batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks
@@ -48,8 +49,8 @@ class Outcome(Enum):
 # -- Encoding -----------------------------------------------------------------------------------------
 
 TRIM_INTERVAL = 128
-"""Every commit whose index is a multiple of this trims the log. Not every commit does, because trimming costs Redis about as
-much as the rest of a small commit."""
+"""Every commit whose index is a multiple of this number trims the log. Trimming costs Redis about as much as the rest of a
+small commit, so not every commit does it."""
 
 LARGE_BATCH_BYTES = 128 << 10
 """A commit of at least this size trims the log as well, so that large batches cannot exceed the retention by much."""
@@ -125,7 +126,10 @@ class CommitEncoder:
 
 
 class CommitForm(NamedTuple):
-    """A form in which a batch is sent. The reply at `result_index` tells whether the batch was appended; the last is of WATCH."""
+    """A form in which a batch is sent.
+
+    The reply at `result_index` tells whether the batch was appended; the last is of WATCH.
+    """
 
     result_index: int
     reply_count: int
@@ -195,7 +199,7 @@ T = TypeVar("T")
 
 
 class BatchState(Enum):
-    """How far the commit of a batch is."""
+    """The state of the commit of a batch."""
 
     PENDING = auto()
     """The batch is sent until the log has it. Only in this state do replies of Redis count."""
@@ -211,7 +215,7 @@ FINISHED: Final = BatchState.FINISHED
 
 
 class BatchInFlight:
-    """A batch that is being committed, with all that is known about its commit.
+    """A batch that is being committed, and the state of its commit.
 
     `lines` are its changes and `encoded` is the whole batch, encoded. `sent_at` is when it was first sent (event-loop time);
     the lease counts from then. `done` is called once, with None when the batch is stored and acknowledged, or with an error.
@@ -261,7 +265,10 @@ class BatchInFlight:
             done(error)
 
     def abandon(self) -> None:
-        """End without reporting an outcome. Redis may or may not have the batch. Release the caller, with its state in memory."""
+        """End without reporting an outcome.
+
+        Redis may or may not have the batch. Release the caller, with its state in memory.
+        """
         self.state, self.done = FINISHED, None
 
 
@@ -278,9 +285,9 @@ def _none_in_flight(counters: Batch) -> BatchInFlight:
 class CommitWriter:
     """Appends one batch at a time to the log, over a connection of its own, and retries it until its outcome is known.
 
-    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires, `on_rolled_back` if Redis
-    lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node leads, or a recovery fails,
-    the writer finishes the batch with an error.
+    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires, `on_rolled_back` if
+    Redis lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node leads, or a
+    recovery fails, the writer finishes the batch with an error.
     """
 
     def __init__(
@@ -319,7 +326,10 @@ class CommitWriter:
         self._timeout_timer: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
-        """Connect to the primary, and start the timeout check. Raises RedisFailure, OSError or TimeoutError if connecting fails."""
+        """Connect to the primary, and start the timeout check.
+
+        Raises RedisFailure, OSError or TimeoutError if connecting fails.
+        """
         self._loop = asyncio.get_running_loop()
         self.connection, self._watching = await self._primary.connect(), False
         if self._timeout_timer is None:

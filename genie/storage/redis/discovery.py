@@ -98,7 +98,10 @@ class SentinelDiscovery:
 
 
 class ClusterDiscovery:
-    """Uses the last redirection (MOVED or ASK) once. Without one, queries the cluster nodes for the primary of the hash slot."""
+    """Uses the last redirection (MOVED or ASK) once.
+
+    Without one, queries the cluster nodes for the primary of the hash slot.
+    """
 
     primary_may_change = True
 

@@ -1,8 +1,8 @@
 """Leader election without a coordinator, and the balancing of leadership over the nodes.
 
 `decide` is a pure function: it returns what a candidate does next, given what it has read and replicated. It neither waits
-nor calls Redis; `follower.py` executes its decisions. Candidates are ranked: first the last leader, whose lease may still be valid;
-then the candidate that has replicated the most acknowledged commits; among equals, the node that leads the fewest
+nor calls Redis; `follower.py` executes its decisions. Candidates are ranked: first the last leader, whose lease may still be
+valid; then the candidate that has replicated the most acknowledged commits; among equals, the node that leads the fewest
 namespaces. The rank is expressed in time: a lower rank waits longer.
 """
 
@@ -20,8 +20,8 @@ from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
 RECOVERY_GRACE_S = 1.0
-"""If Redis may have lost commits, each lower rank waits this much longer. The value exceeds the pause between two attempts
-to connect, so that a node of the next higher rank can reconnect in time."""
+"""If Redis may have lost commits, each lower rank waits longer by this time. It exceeds the pause between two attempts to
+connect, so that a node of the next higher rank can reconnect in time."""
 
 
 class Action(Enum):
@@ -56,7 +56,7 @@ class Decision(NamedTuple):
 
 @dataclass
 class Candidacy:
-    """What a candidate has observed of a namespace, and when (event-loop time, seconds)."""
+    """The observations of a candidate about a namespace. Times are event-loop times in seconds."""
 
     last_sign_of_life: float
     """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
@@ -262,7 +262,8 @@ class LeadershipBalancer:
         return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
 
     def start_transfer(self, namespace: str, own_address: str, receiver: str, receiver_count: int) -> bool:
-        """Record that this node, at `own_address`, transfers a namespace to the node at `receiver`. Return whether it may do so.
+        """Record that this node, at `own_address`, transfers a namespace to the node at `receiver`. Return whether it may do
+        so.
 
         Returns False if the difference between the two nodes is less than `MIN_IMBALANCE`. `receiver_count` is how many
         namespaces the receiver led when it sent the request. Namespaces whose transfer to the receiver has already begun
@@ -277,7 +278,8 @@ class LeadershipBalancer:
         return True
 
     def namespace_to_request(self, own_address: str) -> str | None:
-        """Return the namespace that this node, at `own_address`, should request from the most loaded node, or None if balanced.
+        """Return the namespace that this node, at `own_address`, should request from the most loaded node, or None if
+        balanced.
 
         The choice depends on a hash of `own_address` and the namespace, so that different nodes request different namespaces.
         """

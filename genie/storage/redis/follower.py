@@ -1,4 +1,4 @@
-"""Follow a namespace until this node leads it: tail the log into a local replica, so that a takeover needs no loading.
+"""Follows a namespace until this node leads it: applies the log to a local replica, so that a takeover needs no loading.
 
 The leader has a lease: it may act for the duration of the lease after it sent a commit. An idle leader commits a heartbeat.
 A follower counts the lease from the moment at which it has read the commit, which is later, so clocks of different nodes are
@@ -195,7 +195,8 @@ class Follower:
     async def _tail_log(self, meta: Meta, leader: Node) -> None:
         """Replicate the log until the lease of `leader` expires, or until `meta` must be read again.
 
-        An expired lease is recorded in `Candidacy.expired_epoch`, after a last read has shown that the log has no further entry.
+        An expired lease is recorded in `Candidacy.expired_epoch`, after a last read has shown that the log has no further
+        entry.
         """
         candidacy = self._candidacy
         lease_s = leader.lease_ms / 1000
@@ -224,7 +225,8 @@ class Follower:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
-        """Read the next log entries, apply them to the replica, and return them. Does not wait for entries if `wait_ms` is None.
+        """Read the next log entries, apply them to the replica, and return them. Does not wait for entries if `wait_ms` is
+        None.
 
         Returns None if the log was truncated and the snapshot was loaded instead. Then `meta` must be read again.
         """
@@ -390,7 +392,10 @@ class Follower:
         return None if replica is None else replica.state_machine()
 
     async def _catch_up_to(self, base: Position) -> bool:
-        """Replicate the log up to `base`, the last position of the former leader. Return False if the log ends before `base`."""
+        """Replicate the log up to `base`, the last position of the former leader.
+
+        Return False if the log ends before `base`.
+        """
         while not self._reader.history.contains(base):
             if await self._read_log(None) == []:
                 return False

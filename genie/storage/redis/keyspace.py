@@ -2,16 +2,14 @@
 
 All keys are in one hash slot, by the tag `{namespace}`:
 
-| key | type | content |
-|---|---|---|
-| `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each takeover (`log.py`) |
-| `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0` so that the hash is never empty |
-| `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader; its `node` (empty: resigned); |
-| | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`) |
-| `{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty |
-| `{namespace}:positions` | hash | candidate to its replicated position, during an election |
-| `{namespace}:transfer_request` | string | which node asks for leadership, and how many namespaces it leads; expires |
-| `{namespace}:snapshots` | set | all keys of states, registered before they are written, so that abandoned ones are deleted |
+| key | type | content | |---|---|---| | `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each
+takeover (`log.py`) | | `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0`
+so that the hash is never empty | | `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader;
+its `node` (empty: resigned); | | | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`) | |
+`{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty | | `{namespace}:positions` | hash |
+candidate to its replicated position, during an election | | `{namespace}:transfer_request` | string | which node asks for
+leadership, and how many namespaces it leads; expires | | `{namespace}:snapshots` | set | all keys of states, registered
+before they are written, so that abandoned ones are deleted |
 """
 
 from __future__ import annotations
@@ -197,7 +195,10 @@ class Keyspace:
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
-        """Decode the reply of `read.lua`, and record its epoch. With `asking`, the slot is being migrated, and may lack keys."""
+        """Decode the reply of `read.lua`, and record its epoch.
+
+        With `asking`, the slot is being migrated, and may lack keys.
+        """
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
         if "epoch" not in meta:
@@ -295,7 +296,9 @@ class Keyspace:
         )
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
-        """Return the address of the node that requests the namespace, and how many namespaces it leads, or None if no node does."""
+        """Return the address of the node that requests the namespace, and how many namespaces it leads, or None if no node
+        does.
+        """
         stored = await self.primary.call("GET", self.key("transfer_request"))
         if stored is None:
             return None
@@ -394,11 +397,12 @@ class Keyspace:
     ) -> bytes:
         """Write a part of the changes between the positions `last` and `new`, and return the status.
 
-        The last part also moves the checkpoint. Attempts to write a checkpoint, and the parts of an attempt, are numbered from 1.
+        The last part also moves the checkpoint. Attempts to write a checkpoint, and the parts of an attempt, are numbered
+        from 1.
 
-        The status is `ok`, or the reason why nothing was changed: `other` if another node leads, `moved` if the last checkpoint
-        is not at `last`, `late` if a later part was written or the previous part was not, `lost` if Redis lacks the log up to
-        `new`, `no state` if Redis has lost the state.
+        The status is `ok`, or the reason why nothing was changed: `other` if another node leads, `moved` if the last
+        checkpoint is not at `last`, `late` if a later part was written or the previous part was not, `lost` if Redis lacks
+        the log up to `new`, `no state` if Redis has lost the state.
         """
         status = await self.primary.eval(
             _CHECKPOINT,

@@ -26,7 +26,10 @@ MAX_EPOCHS = 50
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """The lineage of a state. `ends` has the last position of each earlier epoch, oldest first, then the state's own position."""
+    """The lineage of a state.
+
+    `ends` has the last position of each earlier epoch, oldest first, then the state's own position.
+    """
 
     ends: tuple[Position, ...] = ((0, 0),)
 
@@ -113,7 +116,10 @@ MAX_READ_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """The log entry of a takeover. `node` leads on from the position `base`, or from a restored snapshot if `base` is (0, 0)."""
+    """The log entry of a takeover.
+
+    `node` leads on from the position `base`, or from a restored snapshot if `base` is (0, 0).
+    """
 
     position: Position
     base: Position
@@ -183,7 +189,10 @@ class LogReader:
         return [self._advance(id_, fields) for id_, fields in entries]
 
     def _advance(self, id_: bytes, fields: list[bytes]) -> LogEntry:
-        """Move the reader to a log entry, and return it decoded. Raises LogTruncated if it does not follow the previous entry."""
+        """Move the reader to a log entry, and return it decoded.
+
+        Raises LogTruncated if it does not follow the previous entry.
+        """
         position, values = decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))
         base = values.get(b"base")
         if base is not None:  # a takeover

@@ -57,7 +57,10 @@ class OutageLog:
             self._reached_at = now
 
     def end(self, address: Address | None, now: float) -> None:
-        """End the outage, if there is one, and log its duration. `address` is that of the Redis that answers again, if known."""
+        """End the outage, if there is one, and log its duration.
+
+        `address` is that of the Redis that answers again, if known.
+        """
         if self.current is None:
             return
         ended_at = now if self._reached_at is None else self._reached_at

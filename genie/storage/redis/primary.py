@@ -321,13 +321,12 @@ async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
     try:
         settings = await _read_configuration(primary)
     except ErrorReply as error:
-        log.warning(
-            "redis configuration check skipped, verify appendonly yes and maxmemory-policy noeviction", error=str(error)
-        )
+        hint = "make sure that Redis has appendonly yes and maxmemory-policy noeviction"
+        log.warning("redis configuration check skipped", reason=str(error), hint=hint)
         return
     dangers = _find_dangers(settings, keeps_commits=keeps_commits)
     for danger in dangers:
-        log.error("redis configuration unsafe", reason=danger)
+        log.error("redis configuration unsafe", address=str(primary.address), reason=danger)
     if settings.get("appendonly") == "no" and not any("appendonly" in danger for danger in dangers):
         log.warning("redis persistence disabled, a restart loses all locks; set appendonly yes")
     policy = settings.get("maxmemory-policy", "noeviction")

@@ -22,12 +22,15 @@ SESSION_TIMEOUT_MS = 10_000.0
 
 
 class StoredDetails(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """What a request has that names units or subtrees. A version of Genie that does not know them rejects the record."""
+    """The additional fields of a request that names units or subtrees.
+
+    A version of Genie that does not know these fields rejects the record.
+    """
 
     units: dict[str, tuple[int, int]] = {}
     """The units and their limit, by counted resource."""
     subtrees: bool = False
-    """Some of the names are subtrees."""
+    """Whether some of the names are subtrees."""
 
 
 class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -101,7 +104,7 @@ def encode(change: Request | RetainedReply) -> bytes:
     if origin is not None:
         if origin.key is not None:
             key, timeout_ms, session_note = origin.key, origin.timeout_ms, origin.note
-        elif note is None:  # a connection without a session is not stored, so its note becomes that of the request
+        elif note is None:  # a connection without a session is not stored: store its note as the note of the request
             note = origin.note
     return _encode(
         Record(

@@ -42,7 +42,10 @@ class LazyReplica:
         """The encoded counters of the last batch. Empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> None:
-        """Add the records of one batch without decoding them. If more than `MAX_PENDING_IDS` ids are pending, apply all records."""
+        """Add the records of one batch without decoding them.
+
+        If more than `MAX_PENDING_IDS` ids are pending, apply all records.
+        """
         self._pending |= entry.records
         self._encoded_counters = entry.counters
         if len(self._pending) > MAX_PENDING_IDS:
@@ -217,7 +220,8 @@ class LocalReplica:
         return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot that must be restored, or None if Redis, with the lineage `history`, has all acknowledged commits.
+        """Return the snapshot that must be restored, or None if Redis, with the lineage `history`, has all acknowledged
+        commits.
 
         Batches that were acknowledged to no client may be missing from Redis.
         """

@@ -277,7 +277,10 @@ class RedisStore:
         batch.finish(None)
 
     def _on_rolled_back(self, batch: BatchInFlight) -> None:
-        """Restore the snapshot. If the lease has expired, fail with LeadershipLost instead, because another node may have led."""
+        """Restore the snapshot.
+
+        If the lease has expired, fail with LeadershipLost instead, because another node may have led.
+        """
         if batch.sent_at - self._lease_start > self._node.lease_ms / 1000:
             reason = "Redis has lost commits, and the lease has expired since the last acknowledged one"
             batch.finish(LeadershipLost(reason))
@@ -314,7 +317,7 @@ class RedisStore:
         )
         counters = replace(snapshot, changes={})
         self._start_checkpoints(counters)
-        self._log.info("snapshot written to redis", epoch=self._keyspace.epoch.number)
+        self._log.info("snapshot restored", address=str(self._primary.address), epoch=self._keyspace.epoch.number)
         connection = self._writer.connection
         if connection is not None and connection.address != self._primary.address:  # restored at a new primary
             self._writer.drop()

@@ -1,4 +1,4 @@
-"""Export a namespace to JSON lines, and import it into an empty namespace: for backups, and to move to another Redis.
+"""Exports a namespace to JSON lines, and imports it into an empty namespace, for backups and for a move to another Redis.
 
 The first line of an export is a header. Each further line has the id and the record of a request or retained reply, in the
 order of the ids. The last line has the number of records, so that a truncated file is recognized.
@@ -141,7 +141,10 @@ def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
 
 
 def _decode_header(line: bytes) -> Header:
-    """Decode the first line. The format and the version are checked before the other fields, which a later version may change."""
+    """Decode the first line.
+
+    The format and the version are checked before the other fields, which a later version may change.
+    """
     try:
         found = json.decode(line)
     except DecodeError:
@@ -160,12 +163,12 @@ def _decode_header(line: bytes) -> Header:
     return header
 
 
-def _decode(number: int, line: bytes, kind: type[T]) -> T:
-    """Decode one line. Raises TransferError if the line is no JSON, or has other fields than `kind`."""
+def _decode(line_number: int, line: bytes, kind: type[T]) -> T:
+    """Decode one line. Raises TransferError, with the line number, if the line is not JSON or does not match `kind`."""
     try:
         return json.decode(line, type=kind)
     except DecodeError as error:
-        raise TransferError(f"line {number}: {error}") from None
+        raise TransferError(f"line {line_number}: {error}") from None
 
 
 async def import_namespace(url: str, namespace: str, header: Header, state: Batch, *, replace: bool) -> tuple[int, int]:

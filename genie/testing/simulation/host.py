@@ -80,9 +80,9 @@ class Host:
         self.node: Node
         self.server: Server | None = None
         self.boots = 1
-        """How often the machine was booted; part of its simulated boot id."""
+        """Number of boots of the machine; part of its simulated boot id."""
         self._starts = 0
-        """How often the server was started; part of the name of the server process."""
+        """Number of starts of the server; part of the name of the server process."""
         self._restarting = False
         """Whether a restart is scheduled."""
         self.start()

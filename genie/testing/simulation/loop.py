@@ -74,7 +74,7 @@ NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
 
 
 class LoopNetwork(Protocol):
-    """What the loop calls of its network, `network.Network`."""
+    """The methods of the network (`network.Network`) that the loop calls."""
 
     async def connect(self, factory: Callable[[], asyncio.Protocol], host: str, port: int) -> Any:
         """Connect to an address."""

@@ -58,11 +58,11 @@ class Network:
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
         self.external_node = loop.create_node("world", "127.0.0.1")
-        """The node of connections that no other node makes, such as those of a test."""
+        """The node of connections that no other node makes, such as the connections of a test."""
         self._partitioned: dict[frozenset[str], int] = {}
         """The pairs of hosts that are partitioned from each other, with the number of partitions that have not ended."""
         self._late: list[LateMessages] = []
-        """Which messages take longer now."""
+        """The messages that take longer now."""
         self._waiting_for_heal: list[asyncio.Future[None]] = []
         """Each `connect` that a partition delays waits for one of these futures."""
         self._connection_count = 0
@@ -198,7 +198,10 @@ class Network:
         self._late.remove(late)
 
     def _deliver_delayed(self) -> None:
-        """Continue `connect` calls and deliveries after a partition has ended; those of other partitions wait again."""
+        """Continue `connect` calls and deliveries after a partition has ended.
+
+        Calls and deliveries that another partition delays wait again.
+        """
         for future in self._waiting_for_heal:
             if not future.done():
                 future.set_result(None)
@@ -445,8 +448,8 @@ class RandomDelays(Delays):
 class LateMessages:
     """Additional delays of the messages between some hosts; see `Network.delay_messages`.
 
-    `hosts` are no host for all messages, one for the messages from and to it, or two for those between them. Each message takes
-    between half of `max_delay_s` and `max_delay_s` longer.
+    `hosts` is empty for all messages. One host selects the messages from and to it, two hosts the messages between them.
+    Each message takes between half of `max_delay_s` and `max_delay_s` longer.
     """
 
     def __init__(self, hosts: frozenset[str], max_delay_s: float, random: Random) -> None:

@@ -122,7 +122,7 @@ def test_unlisted_waiters_and_resources_of_a_holder_are_counted() -> None:
     assert sum(" for exclusive:a (" in line for line in lines) == 10
     assert lines[-3:] == [
         "  └ and 2 more for exclusive:a",
-        "  └ 5,000 more are in the queue, which the server did not list: a",
+        "  └ 5,000 more requests are in the wait queue of a; the server did not list them",
         "The waiters of 299 more of its resources are unknown: the server does not list them.",
     ]
 

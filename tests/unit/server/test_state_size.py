@@ -520,7 +520,7 @@ def test_a_principal_cannot_have_all_entries_of_the_queues() -> None:
     for _ in range(10):
         assert not server.request(orders, "exclusive:a", "exclusive:b")
         ids.append(server.last_id)
-    rejection = "too many waiting requests: those of a principal have at most 20 entries in all wait queues"
+    rejection = "too many waiting requests: one principal may have at most 20 entries in the wait queues"
     assert server.request(orders, "shared:a") == rejection
     assert not server.request(orders, "exclusive:c"), "a request that need not wait is granted"
     for _ in range(9):
@@ -612,7 +612,7 @@ def test_the_entries_of_a_request_in_the_queues_of_subtrees_count_for_its_princi
     for number in range(100 // (depth + 1)):
         assert not server.request(orders, f"{name}{number}", queueTimeout=1_000_000)
     assert server.size.queue_entries == {"orders": 100}
-    rejection = "too many waiting requests: those of a principal have at most 100 entries in all wait queues"
+    rejection = "too many waiting requests: one principal may have at most 100 entries in the wait queues"
     assert server.request(orders, name + "more", queueTimeout=1_000_000) == rejection
     assert not server.request(wallets, name + "more", queueTimeout=1_000_000)
     for id_ in subtree_ids:

@@ -60,9 +60,11 @@ def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
         return 0, 0
     if text == b"+":
         return 1 << 63, 1 << 63
-    exclusive = text.startswith(b"(")
-    first, dash, second = text.removeprefix(b"(").partition(b"-")
-    return int(first), (int(second) if dash else default_sequence) + exclusive
+    milliseconds, dash, sequence_text = text.removeprefix(b"(").partition(b"-")
+    sequence = int(sequence_text) if dash else default_sequence
+    if text.startswith(b"("):  # exclusive
+        sequence += 1
+    return int(milliseconds), sequence
 
 
 def encode_entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
@@ -90,7 +92,8 @@ class Commands:
         self._effects: list[list[bytes]] = []
         """The commands since the last atomic write that changed keys, including commands of scripts. They are replicated."""
         self.unknown_commands: set[bytes] = set()
-        """The names of rejected commands. Each is a defect of a simulation: the store takes the error for a failure of Redis."""
+        """The names of rejected commands. Each is a defect of a simulation: the store takes the error for a failure of
+        Redis."""
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH: forget all cached scripts, so that EVALSHA fails."""

@@ -139,10 +139,10 @@ class RedisConnection(asyncio.Protocol):
         return self._write([command])[0]
 
     def _transact(self, name: bytes, command: list[bytes]) -> object:
-        """MULTI, EXEC, WATCH or UNWATCH, or a command that is queued until EXEC.
+        """Execute MULTI, EXEC, WATCH or UNWATCH, or queue another command until EXEC. Return the reply.
 
-        EXEC executes the queued commands as one atomic write, and returns their replies. It returns None without executing
-        them if a watched key was changed since WATCH.
+        EXEC executes the queued commands as one atomic write, and returns their replies. If a watched key was changed since
+        WATCH, EXEC executes nothing and returns None.
         """
         if name == b"WATCH":
             self._watched.update(command[1:])
