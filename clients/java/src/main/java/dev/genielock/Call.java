@@ -1,5 +1,7 @@
 package dev.genielock;
 
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
@@ -31,8 +33,8 @@ final class Call {
     long grantedId;
     /** A release of a lock that this client has not requested. */
     boolean isUnknown;
-    /** What to do with the answer, after the mutex is unlocked. Null: a caller waits. */
-    Runnable onDone;
+    /** What to do with the answer, after the mutex is unlocked. */
+    private final List<Runnable> listeners = new ArrayList<>(0);
     private Wire.Message answer;
     private GenieException error;
 
@@ -61,10 +63,13 @@ final class Call {
         error = failure.orElse(null);
     }
 
+    /** Adds what to do with the answer, in the common pool. The call has no answer yet. */
+    void addListener(Runnable listener) { listeners.add(listener); }
+
     /** Wakes the callers of a call that is complete. */
     void wake() {
         done.countDown();
-        if (onDone != null) ForkJoinPool.commonPool().execute(onDone);
+        listeners.forEach(ForkJoinPool.commonPool()::execute);
     }
 
     /** Returns the answer, null if there is none but success, or throws the error. */

@@ -298,7 +298,7 @@ public final class GenieClient implements AutoCloseable {
         try {
             var lock = new Lock(session, all, list);
             Call call = session.newCall("request", fields(all, list), lock);
-            call.onDone = () -> onAnswer(call, future);
+            call.addListener(() -> onAnswer(call, future));
             Async.submit(session, call, limit(all), future);
         } catch (GenieException e) {
             future.completeExceptionally(e);

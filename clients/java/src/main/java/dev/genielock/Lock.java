@@ -138,11 +138,11 @@ public final class Lock implements AutoCloseable {
         try {
             ensureHeld();
             Call call = session.newCall("extend", extension(Wire.ms(timeout)), this);
-            call.onDone = () -> Async.complete(future, () -> {
+            call.addListener(() -> Async.complete(future, () -> {
                 call.result();
                 ensureHeld();
                 return null;
-            });
+            }));
             Async.submit(session, call, session.config.responseTimeout, future);
         } catch (GenieException e) {
             future.completeExceptionally(e);
@@ -179,10 +179,10 @@ public final class Lock implements AutoCloseable {
             Optional<Call> call = drop();
             if (call.isPresent() && session.isOpen(call.get())) {
                 Call sent = call.get();
-                sent.onDone = () -> Async.complete(future, () -> {
+                sent.addListener(() -> Async.complete(future, () -> {
                     sent.result();
                     return null;
-                });
+                }));
                 Async.limit(session, sent, session.config.responseTimeout, future);
             } else {
                 Async.complete(future, () -> {

@@ -198,9 +198,11 @@ class LeaseTest {
         Lock lock = lock(7, LockOptions.of());
         var lost = lock.lost();
         var released = lock.releaseAsync();
+        var again = lock.releaseAsync();
         var release = peer.expect("release");
         peer.answer("released", "id", 7, "reason", "success", "ref", release.get("ref"));
         released.get(LIMIT_S, TimeUnit.SECONDS);
+        again.get(LIMIT_S, TimeUnit.SECONDS);
         var ended = assertThrows(ExecutionException.class, () -> lost.get(LIMIT_S, TimeUnit.SECONDS));
         assertInstanceOf(LockEndedException.class, ended.getCause());
         assertThrows(LockEndedException.class, lock::ensureHeld);
