@@ -137,6 +137,31 @@ async def test_an_expired_session_loses_its_locks_but_keeps_its_waiting_requests
         assert (await waiting).id == second
 
 
+async def test_an_expired_session_loses_its_units_but_keeps_its_waiting_requests(without_store):
+    async with (
+        proxy(without_store.port, lines) as between,
+        connect(*without_store.address) as other,
+        connect("127.0.0.1", between.port, session_timeout=0.001) as client,
+    ):
+        holder = await other.acquire("shared:away/x", transaction_timeout=3600)
+        lock = await client.acquire("2/3:pool", transaction_timeout=3600)
+        waiting = asyncio.create_task(client.acquire("1/3:pool", "exclusive:away/**", queue_timeout=3600))
+        [first] = await until_waiting(other, "away/x")
+        between.closed = True
+        between.cut()
+        await until_waiting(other, "away/x", 0)
+        between.closed = False
+        await lock.lost.wait()
+        [second] = await until_waiting(other, "away/x")
+        assert second > first
+        while (await other.inspect(resource="pool")).holders_total:
+            pass  # the client releases what it considers lost
+        await holder.release()
+        assert (await waiting).id == second
+        assert await other.try_acquire("2/3:pool") is not None
+        assert await other.try_acquire("1/3:pool") is None
+
+
 async def test_a_client_resumes_the_session_of_an_earlier_one(genie):
     secret = "the secret of two lives"  # noqa: S105 - it guards nothing
     wire = await Wire.connect(genie.address)
@@ -295,18 +320,25 @@ def cut_once(command: str, number: int) -> Decide:
 WORKERS = 4
 
 
-async def run_workers(client: Client, name: str, rounds: int) -> None:
-    """Many take turns, and nobody is inside with another. Whoever is cancelled gives back what they asked for."""
+PLAIN, UNITS, SUBTREES = ["exclusive:{}/x"], ["2/3:{}/x"], ["exclusive:{}/x", "exclusive:{}/**"]
+
+
+async def run_workers(client: Client, name: str, rounds: int, locks: list[str] = PLAIN) -> None:
+    """Many take turns, and nobody is inside with another. Whoever is cancelled gives back what they asked for.
+
+    The workers use the `locks` in turn, each of which excludes all of them.
+    """
     inside = 0
 
     async def take_turns(number: int) -> None:
         nonlocal inside
+        lock_of_worker = locks[number % len(locks)].format(name)
         for turn in range(rounds):
             if (number + turn) % WORKERS == 0:
-                given_up = asyncio.create_task(client.acquire(name, queue_timeout=3600))
+                given_up = asyncio.create_task(client.acquire(lock_of_worker, queue_timeout=3600))
                 await asyncio.sleep(0)
                 given_up.cancel()
-            async with client.lock(name, queue_timeout=3600, transaction_timeout=3600) as lock:
+            async with client.lock(lock_of_worker, queue_timeout=3600, transaction_timeout=3600) as lock:
                 inside += 1
                 assert inside == 1
                 with suppress(ConnectionLost):
@@ -322,30 +354,31 @@ async def run_workers(client: Client, name: str, rounds: int) -> None:
 
 async def is_free(genie: Genie, name: str) -> bool:
     async with connect(*genie.address) as client:
-        found = await client.inspect(resource=name)
+        found = await client.inspect(resource=f"{name}/**")
         return found.holders_total == found.queue_total == 0
 
 
-@pytest.mark.parametrize("number", [0, 1, 5])
+@pytest.mark.parametrize(("number", "locks"), [(0, PLAIN), (1, PLAIN), (5, PLAIN), (1, UNITS), (1, SUBTREES)])
 @pytest.mark.parametrize(
     "command", ["hello", "ping", "request", "release", "extend", "locked", "released", "extended", "pong"]
 )
-async def test_a_connection_lost_instead_of_any_message_is_invisible_to_callers(genie, command, number):
+async def test_a_connection_lost_instead_of_any_message_is_invisible_to_callers(genie, command, number, locks):
     name = f"cut/{command}/{number}"
     async with proxy(genie.port, lines, cut_once(command, number)) as between:
         async with connect(f"127.0.0.1:{between.port},127.0.0.1:{between.port}", **LONG_TIMEOUTS) as client:
-            await run_workers(client, name, 3)
+            await run_workers(client, name, 3, locks)
         assert between.cuts == ({} if command == "hello" and number else {command: 1})
     assert await is_free(genie, name)
 
 
+@pytest.mark.parametrize("locks", [PLAIN, UNITS, SUBTREES])
 @pytest.mark.parametrize("seed", range(5))
-async def test_many_lost_connections_are_invisible_to_callers(genie, seed):
+async def test_many_lost_connections_are_invisible_to_callers(genie, seed, locks):
     dice = random.Random(seed)  # noqa: S311 - no secret
     name = f"cuts/{seed}"
     async with proxy(genie.port, lines, lambda *_: "before" if dice.random() < 0.03 else None) as between:
         servers = [f"127.0.0.1:{between.port}"] * 10
         async with connect(servers, **LONG_TIMEOUTS) as client:
-            await run_workers(client, name, 10)
+            await run_workers(client, name, 10, locks)
         assert sum(between.cuts.values()) >= 5
     assert await is_free(genie, name)
