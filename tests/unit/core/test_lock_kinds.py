@@ -255,6 +255,30 @@ def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_former_leader_restores_its_own_requests_like_their_records(seed: int) -> None:
+    """Its snapshot has the requests of its lock manager, without some of those that waited."""
+    random = Random(seed)  # noqa: S311
+    leader = Leader(random, LockManager())
+    for _ in range(6):
+        for _ in range(20):
+            leader.step()
+        original = leader.manager.table
+        waiting = random.sample(list(original.waiting.values()), len(original.waiting) * 2 // 3)
+        requests = sorted(deepcopy([*original.held.values(), *waiting]), key=lambda request: request.id)
+        decoder = RecordDecoder()
+        states = []
+        for copies in requests, [decoder.decode(request.id, encode(request)) for request in requests]:
+            loaded = LockManager(leader.manager.next_id, leader.manager.next_fence)
+            for each in copies:
+                assert isinstance(each, Request)
+                loaded.adopt(each)
+            execute(loaded, Recover())
+            check(loaded)
+            states.append((decoded(dump(loaded)), queues(loaded)))
+        assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> None:
     """Each batch has several steps. Waiting requests without a session are not stored: here some without a transaction."""
     random = Random(seed)  # noqa: S311
