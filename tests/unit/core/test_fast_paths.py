@@ -72,6 +72,7 @@ def describe(manager: LockManager) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(FACTOR if SOAK else 5))
 def test_fast_paths_have_the_effects_of_steps(seed: int) -> None:
     random = Random(seed)  # noqa: S311 - reproducible

@@ -32,6 +32,7 @@ from genie.lock_modes import S, U, X
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, StateMachine, StoredOrigin
 from simulator.invariants import check
+from support.runs.searches import FACTOR, SOAK
 from unit.core.lock_theory import Entry, Lock, ReferenceManager, leaves_room, reduce
 from unit.core.test_lock_theory import MAX_OWNERS, random_request
 
@@ -39,6 +40,9 @@ ORIGIN = StoredOrigin("session", 0)
 
 SEEDS = 40
 STEPS = 120
+
+searches = pytest.mark.parametrize("seed", range(SEEDS * FACTOR // 2 if SOAK else SEEDS))
+"""In `make test` each search has about 5,000 random steps, in `make soak-tests` more than 100,000."""
 
 
 def to_request(entry: Entry) -> Request:
@@ -141,7 +145,8 @@ def run(seed: int, steps: int) -> Checked:
     return checked
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.soak
+@searches
 def test_the_lock_manager_decides_as_the_theory(seed: int) -> None:
     run(seed, STEPS)
 
@@ -221,7 +226,8 @@ def queues(manager: LockManager) -> dict[str, list[tuple[float, int, int, int]]]
     }
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.soak
+@searches
 def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) -> None:
     """The requests are decoded, or those that a former leader has in memory when Redis has lost its commits."""
     random = Random(seed)  # noqa: S311
@@ -254,7 +260,8 @@ def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) 
         assert (table.specials, table.locks, table.queue_entries) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.soak
+@searches
 def test_a_former_leader_restores_its_own_requests_like_their_records(seed: int) -> None:
     """Its snapshot has the requests of its lock manager, without some of those that waited."""
     random = Random(seed)  # noqa: S311
@@ -278,7 +285,8 @@ def test_a_former_leader_restores_its_own_requests_like_their_records(seed: int)
         assert states[0] == states[1]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.soak
+@searches
 def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> None:
     """Each batch has several steps. Waiting requests without a session are not stored: here some without a transaction."""
     random = Random(seed)  # noqa: S311
