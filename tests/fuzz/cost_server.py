@@ -204,12 +204,14 @@ class CostServer:
     def _measure_memory(self) -> tuple[int, int]:
         """Drop what has documented bounds, and return the number of blocks and bytes in use.
 
-        That is the caches, and the statistics of the most contended resources.
+        That is the caches, the statistics of the most contended resources, and the recent deadlocks.
         """
         commands._single_resource_cache.clear()
         self.pipeline.manager._outcomes = manager_module.RecentOutcomes()
         self.pipeline.manager.lock_order = self.pipeline._dispatcher.manager.lock_order = LockOrder()
         self.stats.contention = ContentionStats()
+        self.stats.deadlocks.clear()
+        self.stats._deadlock_steps = 0
         _collect_garbage()
         if not self._memory:
             return 0, 0
