@@ -522,11 +522,23 @@ def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tup
     return True
 
 
-def is_available(table: LockTable, owner: Owner, name: str, mode: QueueMode, units: UnitCount | None = None) -> bool:
+RoomBelow = dict[tuple[str, QueueMode], bool]
+"""Whether a mode has room below a subtree and below all outer subtrees, for one owner at one time."""
+
+
+def is_available(
+    table: LockTable,
+    owner: Owner,
+    name: str,
+    mode: QueueMode,
+    units: UnitCount | None = None,
+    room_below: RoomBelow | None = None,
+) -> bool:
     """Return whether an owner can lock a resource now without extending the wait of any other owner.
 
     A resource is available if the owner already holds it in the same or a stronger mode, or if no
     other owner holds it or waits for it in a conflicting mode. Units must fit, also beside those of all waiters.
+    `room_below`: what earlier calls with the same owner have found, if nothing has changed since.
     """
     holder = table.uncontended.get(name)
     if holder is not None:
@@ -543,7 +555,11 @@ def is_available(table: LockTable, owner: Owner, name: str, mode: QueueMode, uni
             return False
         if units is not None and not units_fit(resource, units, name, queue):
             return False
-    return not table.subtrees or _has_room_below_subtrees(table, owner, [(name, mode)])
+    subtree = table.innermost_subtree(name) if table.subtrees else None
+    known = {} if room_below is None else room_below
+    if subtree is not None and (subtree, mode) not in known:
+        known[subtree, mode] = _has_room_below_subtrees(table, owner, [(name, mode)])
+    return subtree is None or known[subtree, mode]
 
 
 def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -> bool:

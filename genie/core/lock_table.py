@@ -6,8 +6,9 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from itertools import islice
+from itertools import accumulate, islice, repeat
 from math import inf
+from operator import add
 from typing import Final, cast
 
 from genie.core.lock_order.members import HeldClasses
@@ -444,6 +445,14 @@ class LockTable:
                 return True
             end, levels = name.find("/", end + 1), levels + 1
         return False
+
+    def innermost_subtree(self, name: str) -> str | None:
+        """Return the innermost subtree in the table that contains `name`, or None. All others that contain it contain this one."""
+        # `anyOf` asks for up to 10,000 names, so there is no Python code for each level.
+        levels = map(add, name.split("/", MAX_SUBTREE_LEVELS)[:-1], repeat("/"))
+        possible = map(add, accumulate(levels), repeat(WHOLE_NAMESPACE))
+        found = [*filter(self.subtrees.__contains__, (WHOLE_NAMESPACE, *possible))]
+        return found[-1] if found else None
 
     def subtrees_above(self, name: str) -> list[tuple[str, LockedResource]]:
         """Return the subtrees in the table that contain `name`, each with its resource."""

@@ -30,6 +30,7 @@ from genie.core.events import (
 )
 from genie.core.grant import (
     MAX_CANDIDATES,
+    RoomBelow,
     first_waiter_for_units,
     grant_candidates,
     is_available,
@@ -342,10 +343,11 @@ class LockManager:
         taken: tuple[list[str], list[str], list[str]] = [], [], []  # indexed by mode: S, X, U
         table = self.table
         uncontended, resources, subtrees = table.uncontended, table.resources, table.subtrees
+        room_below: RoomBelow = {}
         for (name, mode), weight in zip(take.choices, take.weights, strict=True):
             # A name that is in neither table is available: there may be 10,000, and a call takes half of their time.
             if (name in uncontended or name in resources or subtrees) and not is_available(
-                table, request.owner, name, mode, take.units.get(name)
+                table, request.owner, name, mode, take.units.get(name), room_below
             ):
                 locked += weight
                 continue
