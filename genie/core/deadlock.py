@@ -33,6 +33,10 @@ MAX_SEARCH_STEPS = 3_000
 """Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a
 cycle, which may take more steps, searches again."""
 
+MAX_SPECIAL_SEARCH_STEPS = 1_000
+"""The same where there are counted resources or subtrees: `reduction.finishes_in_queue_order`, which follows, reads a long queue
+faster."""
+
 MAX_READ_GRANTS = 100
 """Maximum number of resources that a transaction may hold so that all of them are read to find out whether other owners wait
 for them."""
@@ -156,14 +160,14 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
             for holder in resource.holders.values():
                 yield holder.owner
         if isinstance(resource.special, Subtree) and mode in (S, X, SIX):
-            yield from _waiting_owners_below(table, name, resource.special, request.owner)
+            yield from waiting_owners_below(table, name, resource.special, request.owner)
     for each in CONFLICTS[mode]:
         if each not in all_needed:
             for other in queue.of_mode(each).between(nearest, entry):
                 yield other[2].owner
 
 
-def _waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) -> Iterator[Owner]:
+def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) -> Iterator[Owner]:
     """Yield the transactions that hold locks below a subtree, and wait themselves: all others wait for no owner.
 
     Most of the locks of a few transactions are read, so these may be yielded without a lock below. Yields `owner` itself
@@ -332,7 +336,7 @@ def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> 
         forward, backward = successors, predecessors
         first = forward(table, owner) if overtakes else request_successors(table, new_request)
     sides = (_search(table, owner, forward, first), _search(table, owner, backward, backward(table, owner)))
-    for _ in range(MAX_SEARCH_STEPS // 2):
+    for _ in range((MAX_SPECIAL_SEARCH_STEPS if table.specials else MAX_SEARCH_STEPS) // 2):
         for side in sides:
             reached_owner = next(side, None)  # None: this search has followed all its edges
             if reached_owner is not False:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from genie.core.deadlock import StepBudget, special_successors, successors
+from genie.core.deadlock import StepBudget, special_successors, strongly_connected_component, successors
 from genie.core.lock_table import LockTable
 from genie.core.manager import LockManager
 from genie.core.model import HELD, Owner, Request
@@ -178,7 +178,7 @@ def _deadlocked(table: LockTable, owners: Iterable[Owner]) -> Iterator[Owner]:
         if owner not in seen:
             budget = StepBudget(0)
             budget.left = 1 << 62  # unlimited: no command waits for this
-            reduction = Reduction(table, owner, budget)
+            reduction = Reduction(table, owner, strongly_connected_component(table, owner, budget)[1], budget)
             finishing = set(reduction.finishing_owners())
             seen.update(reduction.owners)
             yield from (each for each in reduction.owners if each not in finishing)

@@ -582,7 +582,7 @@ class LockTable:
         if details is None or not (details.units or details.subtrees):
             return []
         self.detailed -= 1
-        affected: AffectedQueues = []
+        affected: dict[str, None] = {}
         for name in details.units:
             resource = self.resources.get(name)
             if resource is not None and not resource.holders and resource.wait_queue is None:
@@ -599,15 +599,14 @@ class LockTable:
                 continue
             self.closing.add(subtree)
             if queue is not None and not keep_moved:
-                affected += self._void_positions(subtree, queue)
-            affected += self.close_slice(subtree)
+                self._void_positions(subtree, queue, affected)
+            self._close_slice(subtree, affected)
             while keep_moved and subtree in self.closing:
-                self.close_slice(subtree)
-        return affected
+                self._close_slice(subtree, {})
+        return [(name, X, None) for name in affected]
 
-    def _void_positions(self, subtree: str, queue: WaitQueue) -> AffectedQueues:
+    def _void_positions(self, subtree: str, queue: WaitQueue, affected: dict[str, None]) -> None:
         """Remove the waiters from the queue of a subtree whose positions there a rearrangement has changed."""
-        affected: AffectedQueues = []
         entries: list[QueueEntry] = []
         queue.collect(entries)
         for entry in [entry for entry in entries if entry[2].moved is not None]:
@@ -617,36 +616,39 @@ class LockTable:
             queue.remove(entry, waiter.queue_mode(subtree))
             waiter.move(subtree, (-waiter.priority, waiter.id, waiter))  # its original position
             self.unmoved.append(waiter)
-            affected += self._remove_intention(waiter, subtree)
-        return affected
+            self._remove_intention(waiter, subtree, affected)
 
-    def _remove_intention(self, waiter: Request, subtree: str) -> AffectedQueues:
-        """Remove the intention of a waiter that has left the queue of a subtree. Return one of its queues.
+    def _remove_intention(self, waiter: Request, subtree: str, affected: dict[str, None]) -> None:
+        """Remove the intention of a waiter that has left the queue of a subtree. Add one of its queues to `affected`.
 
         If it is grantable now, it is a candidate in each of its queues, of which there may be 1,024.
         """
         assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
         del waiter.details.queue_modes[subtree]
         self.queue_entries -= 1
-        return [(next(iter(waiter.queues())), X, None)]
+        affected[next(iter(waiter.queues()))] = None
 
     def close_slice(self, subtree: str) -> AffectedQueues:
         """Remove the intentions of some waiters of a subtree that is in `closing`, and the subtree after the last one.
 
         Return the queues in which these waiters may be grantable now, and the subtree itself if there are more waiters.
         """
-        affected: AffectedQueues = []
+        affected: dict[str, None] = {}
+        self._close_slice(subtree, affected)
+        return [(name, X, None) for name in affected]
+
+    def _close_slice(self, subtree: str, affected: dict[str, None]) -> None:
         resource = self.subtrees[subtree]
         queue = resource.wait_queue
-        while queue is not None and not queue.is_empty and len(affected) < MAX_CLOSED_WAITERS:
+        removed = 0
+        while queue is not None and not queue.is_empty and removed < MAX_CLOSED_WAITERS:
             for entry in queue.pop_chunk():
-                affected += self._remove_intention(entry[2], subtree)
-        affected = [(name, X, None) for name in dict.fromkeys([name for name, *_ in affected])]
+                removed += 1
+                self._remove_intention(entry[2], subtree, affected)
         if queue is None or queue.is_empty:
             self._remove_resource(subtree, resource)
         else:
-            affected.append((subtree, X, None))
-        return affected
+            affected[subtree] = None
 
     # -- Locks below subtrees -------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import ceil, inf
 
-from genie.core import deadlock
+from genie.core import deadlock, reduction
 from genie.core.commands import Command, Continue, Disconnect, Expire, Extend, Release, Take
 from genie.core.context import Origin
 from genie.core.deadlines import NEVER, Deadlines
@@ -43,7 +43,6 @@ from genie.core.grant import (
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
-from genie.core.reduction import Reduction
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_LISTED_BLOCKERS,
@@ -420,18 +419,17 @@ class LockManager:
         deadlock. Adds the requests whose positions changed to `moved`.
         """
         table, budget = self.table, deadlock.StepBudget(moved.get(request, 0))
-        search: Reduction | None = None
+        is_special = table.specials > 0
         try:
-            if table.specials:
-                search = Reduction(table, request.owner, budget)
-            cycle = search.find_deadlock() if search else deadlock.find_deadlock(table, request.owner, budget)
+            if is_special and budget.left >= 0 and reduction.finishes_in_queue_order(table, request.owner):
+                return {}
+            find_deadlock = reduction.find_deadlock if is_special else deadlock.find_deadlock
+            cycle = find_deadlock(table, request.owner, budget)
             if cycle is not None or (request.queue_timeout_ms <= 0 and waits_for_holder(table, request)):
                 self._end_on_arrival(request, events, cycle)
                 return None
-            if search:
-                rearrangement = search.find_rearrangement()
-            else:
-                rearrangement = deadlock.find_rearrangement(table, request.owner, budget)
+            find_rearrangement = reduction.find_rearrangement if is_special else deadlock.find_rearrangement
+            rearrangement = find_rearrangement(table, request.owner, budget)
         except deadlock.GraphTooLarge:
             table.withdraw(request)
             self._close_specials(request)

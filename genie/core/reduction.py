@@ -15,21 +15,37 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from sys import maxsize
 
 from genie.core.context import shown_context
-from genie.core.deadlock import Rearrangement, StepBudget, rearranged_order, strongly_connected_component
+from genie.core.deadlock import (
+    GraphTooLarge,
+    Rearrangement,
+    StepBudget,
+    rearranged_order,
+    strongly_connected_component,
+    waiting_owners_below,
+)
 from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
-from genie.core.special import Subtree, contains
-from genie.core.wait_queue import STEPS_PER_MOVE, LockedResource
-from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
+from genie.core.special import Counted, Subtree, contains
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResource
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, QueueMode, S, U, UnitCount, X
 
 STEPS_PER_WAITER = 3
 """Number of steps for which a waiter counts when the owners are read. Reading a waiter takes as long as reading three edges."""
 
 NAMES_PER_STEP = 32
 """Locks of an owner that one step compares with a subtree."""
+
+MAX_FINISHING_STEPS = 4_000
+"""Steps of `finishes_in_queue_order`. A step reads a queue in which an owner waits, an owner that may be before it, or
+`UNITS_PER_STEP` waiters or holders of a counted resource."""
+UNITS_PER_STEP = 4
+
+MAX_FINISHING_DEPTH = 100
+"""Maximum length of the chains of owners in this search, which is recursive."""
 
 ORDER_STEPS = 16
 """Pairs of requests that are compared in one step, to order the queue of a special resource."""
@@ -166,17 +182,223 @@ class _UnitsInOrder:
                 return
 
 
+# -- The usual case: no deadlock -------------------------------------------------------------
+
+
+def finishes_in_queue_order(table: LockTable, owner: Owner) -> bool:
+    """Return True if the owner of a new request can finish beside the waiters that are before it in the queues.
+
+    Then there is no deadlock, and nothing needs to be rearranged: without this owner, all others could finish before the request
+    arrived. False if this is not so, or if it is not found in a bounded search, which takes each owner at most once.
+    """
+    try:
+        return _Finishing(table).finishes(owner)
+    except GraphTooLarge:
+        return False
+
+
+class _UnitScan:
+    """The waiters for units of one resource, read once from the first one on."""
+
+    def __init__(self, table: LockTable, name: str, finished: Mapping[Owner, bool]) -> None:
+        resource = table.resources[name]
+        queue, special = table.wait_queue(name), resource.special
+        assert isinstance(special, Counted)  # noqa: S101 - units of a subtree do not exist
+        self.held = special.by_transaction
+        self.in_use = sum(
+            [
+                units
+                for owner, units in self.held.items()
+                if not finished.get(owner) and table.transactions[str(owner)].waiting
+            ]
+        )
+        """The units of waiting owners that are not known to finish."""
+        self.asked = 0
+        """The units that such owners wait for, of the waiters that were read."""
+        self.asked_by: dict[Owner, int] = {}
+        self.smallest = maxsize
+        """The smallest limit of these waiters."""
+        self.only_units = len(resource.holders) == special.holders and queue.modes() == [U]
+        self.entries = iter(queue.of_mode(U))
+        self.fits: dict[int, bool] = {}
+        """Whether the units of each waiter that was read fit, by id."""
+
+    def remove(self, owner: Owner) -> None:
+        """Remove an owner that finishes."""
+        self.in_use -= self.held.get(owner, 0)
+        self.asked -= self.asked_by.pop(owner, 0)
+
+
+class _Finishing:
+    """A search for an order in which owners finish in queue order, depth first. An owner whose turn is not over does not finish."""
+
+    def __init__(self, table: LockTable) -> None:
+        self._table = table
+        self._budget = StepBudget(MAX_ARRIVAL_STEPS - MAX_FINISHING_STEPS)
+        self._finished: dict[Owner, bool] = {}
+        self._scans: dict[str, _UnitScan] = {}
+        self._depth = 0
+
+    def finishes(self, owner: Owner) -> bool:
+        """Return whether all that an owner waits for is free after others have finished. Raises GraphTooLarge."""
+        waiting = self._table.waiting_of(owner)
+        known = self._finished.get(owner) if waiting else True
+        if known is not None:
+            return known
+        self._finished[owner] = False
+        if self._depth >= MAX_FINISHING_DEPTH:
+            raise GraphTooLarge
+        self._depth += 1
+        if all(
+            self._has_turn(request, name, mode) for request in waiting.values() for name, mode in request.queue_modes()
+        ):
+            self._finish(owner)
+        self._depth -= 1
+        return self._finished[owner]
+
+    def _finish(self, owner: Owner) -> None:
+        if not self._finished.get(owner):
+            self._finished[owner] = True
+            for scan in self._scans.values():
+                scan.remove(owner)
+
+    def _has_turn(self, request: Request, name: str, mode: QueueMode) -> bool:
+        """Return whether the owners finish that hold one resource, or wait for it earlier, against a waiting request."""
+        self._budget.spend()
+        for other in self._conflicting_owners(request, name, mode):
+            self._budget.spend()
+            if other != request.owner and not self.finishes(other):
+                return False
+        return mode != U or self._units_fit(request, name)
+
+    def _conflicting_owners(self, request: Request, name: str, mode: QueueMode) -> Iterator[Owner]:
+        """Yield enough of these owners: one that waits for an exclusive lock finishes after all that are before it."""
+        resource, queue, entry = self._table.resources[name], self._table.wait_queue(name), request.entry(name)
+        nearest = queue.exclusive.before(entry)
+        special = resource.special
+        if nearest is not None:
+            yield nearest[2].owner
+        elif resource.exclusive_count:  # then all holders have the same owner
+            yield next(iter(resource.holders.values())).owner
+        elif mode == X or (
+            special is not None
+            and not (isinstance(special, Counted) and mode == U and len(resource.holders) == special.holders)
+        ):
+            for holder in resource.holders.values():
+                if holder.queue_mode(name) in CONFLICTS[mode]:
+                    yield holder.owner
+                else:
+                    yield request.owner
+        if nearest is None and isinstance(special, Subtree) and mode in (S, X, SIX):
+            yield from waiting_owners_below(self._table, name, special, request.owner)
+        for other_mode in CONFLICTS[mode]:
+            if other_mode != X:
+                for other in queue.of_mode(other_mode).between(nearest, entry):
+                    yield other[2].owner
+
+    def _units_fit(self, request: Request, name: str) -> bool:
+        """Return whether the units of a waiting request fit beside those of the owners before it that do not finish."""
+        scan = self._scans.get(name)
+        if scan is None:
+            self._budget.spend(len(self._table.resources[name].holders) // UNITS_PER_STEP)
+            scan = self._scans[name] = _UnitScan(self._table, name, self._finished)
+        fits, finished = scan.fits, self._finished
+        while request.id not in fits:
+            waiter = next(scan.entries)[2]
+            owner, (units, limit) = waiter.owner, waiter.units[name]
+            waiting = self._table.waiting_of(owner)
+            if len(fits) % UNITS_PER_STEP == 0:
+                self._budget.spend()
+            asked = units if len(waiting) == 1 else self._units_asked_by(owner, name)
+            smallest = min(scan.smallest, limit)
+            does_fit = fits[waiter.id] = scan.in_use + scan.asked + asked <= smallest
+            if does_fit and scan.only_units and len(waiting) == 1 and _is_in_one_queue(waiter):  # then it finishes
+                if owner in scan.held or len(self._scans) > 1:
+                    self._finish(owner)
+                else:
+                    finished[owner] = True
+                continue
+            scan.asked += units
+            scan.asked_by[owner] = scan.asked_by.get(owner, 0) + units
+            scan.smallest = smallest
+            if does_fit and waiter is not request:
+                self.finishes(owner)
+        return scan.fits[request.id]
+
+    def _units_asked_by(self, owner: Owner, name: str) -> int:
+        """Return the units that all requests of a waiting owner ask for."""
+        waiting = self._table.waiting_of(owner)
+        self._budget.spend(len(waiting))
+        return sum([request.units[name][0] for request in waiting.values() if name in request.units])
+
+
+def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle | None:
+    """Return the shortest cycle of a deadlock with the owner of a new request, or None if there is none. Raises GraphTooLarge."""
+    return Reduction(table, victim, _blocking_owners(table, victim, budget), budget).find_deadlock()
+
+
+def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Rearrangement:
+    """Return how to rearrange wait queues so that all owners can finish in queue order. There must be no deadlock.
+
+    Only the owners that both wait for `owner` and are waited for by it need to be looked at: before its request arrived, all
+    others could finish without it. Raises GraphTooLarge. Changes nothing.
+    """
+    component, _ = strongly_connected_component(table, owner, budget)
+    return Reduction(table, owner, component, budget).find_rearrangement()
+
+
+def _blocking_owners(table: LockTable, victim: Owner, budget: StepBudget) -> list[Owner]:
+    """Return the owner of a new request, and the waiting owners whose held locks block it, transitively."""
+    found: dict[Owner, None] = {victim: None}
+    searched: set[tuple[str, QueueMode]] = set()
+    stack = [victim]
+    while stack:
+        owner = stack.pop()
+        for request in table.waiting_of(owner).values():
+            for each in request.queue_modes():
+                budget.spend()
+                if each not in searched:
+                    searched.add(each)
+                    for other in _holding_owners(table, *each, owner):
+                        budget.spend()
+                        if other not in found and table.waiting_of(other):
+                            found[other] = None
+                            stack.append(other)
+    return list(found)
+
+
+def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) -> Iterator[Owner]:
+    """Yield the waiting owners that hold a resource against a mode, and `owner` for several that do not. Units count as a conflict."""
+    resource = table.resources[name]
+    modes = [*CONFLICTS[mode], U] if mode == U else CONFLICTS[mode]
+    special = resource.special
+    if isinstance(special, Counted) and mode == U and len(resource.holders) == special.holders:
+        for count, transaction in enumerate(special.by_transaction):
+            if table.transactions[str(transaction)].waiting:
+                yield transaction
+            elif count % UNITS_PER_STEP == 0:
+                yield owner
+        return
+    for holder in resource.holders.values():
+        yield holder.owner if holder.queue_mode(name) in modes else owner
+    if isinstance(special, Subtree) and mode in (S, X, SIX):
+        yield from waiting_owners_below(table, name, special, owner)
+
+
+def _is_in_one_queue(request: Request) -> bool:
+    modes = None if request.details is None else request.details.queue_modes
+    return (request.name_count() if modes is None else len(modes)) == 1
+
+
 class Reduction:
-    """Reduces the owners for which the owner of a new request waits, transitively, with the locks that they hold and wait
-    for.
+    """Waiting owners, and what they hold and wait for. All others are as if they had finished.
 
     Raises GraphTooLarge, like all its methods.
     """
 
-    def __init__(self, table: LockTable, victim: Owner, budget: StepBudget) -> None:
+    def __init__(self, table: LockTable, victim: Owner, owners: Iterable[Owner], budget: StepBudget) -> None:
         self._table, self._victim, self._budget = table, victim, budget
-        self._component, reachable = strongly_connected_component(table, victim, budget)
-        self._owners = {owner: min(waiting) for owner in reachable if (waiting := table.waiting_of(owner))}
+        self._owners = {owner: min(waiting) for owner in owners if (waiting := table.waiting_of(owner))}
         self._rooms: dict[str, _Room] = {}
         self._rooms_of: dict[Owner, list[str]] = {owner: [] for owner in self._owners}
         self._first: dict[Owner, tuple[float, int]] = {}
@@ -192,7 +414,6 @@ class Reduction:
                     self._first[owner] = min(position, self._first.get(owner, position))
         for room in self._rooms.values():
             room.waiters.sort(key=_entry)
-        self._order: list[Owner] = []
 
     def _room(self, name: str) -> _Room:
         """Return a resource with its holders among the waiting owners."""
@@ -200,22 +421,39 @@ class Reduction:
         if room is None:
             resource = self._table.resources[name]
             room = self._rooms[name] = _Room(name, resource)
-            self._budget.spend(len(resource.holders))
-            for holder in resource.holders.values():
-                if holder.owner in self._owners:
-                    mode = holder.queue_mode(name)
-                    self._add_holder(room, holder.owner, mode, holder.units[name][0] if mode == U else 0)
+            self._read_holders(room)
             if isinstance(resource.special, Subtree):
-                for owner in self._owners:
-                    transaction = self._table.transactions.get(owner) if isinstance(owner, str) else None
-                    if transaction is not None and transaction.grants:
-                        self._budget.spend(1 + len(transaction.grants) // NAMES_PER_STEP)
-                        shared, exclusive = self._table.locks_below(name, resource.special, owner)
-                        if shared:
-                            self._add_holder(room, owner, IS)
-                        if exclusive:
-                            self._add_holder(room, owner, IX)
+                self._read_locks_below(room, resource.special)
         return room
+
+    def _read_holders(self, room: _Room) -> None:
+        """Add the waiting owners that hold a resource."""
+        name, resource, owners = room.name, room.resource, self._owners
+        special = resource.special
+        if isinstance(special, Counted) and len(resource.holders) == special.holders:
+            held = special.by_transaction
+            self._budget.spend(min(len(held), len(owners)) // UNITS_PER_STEP)
+            for owner in held if len(held) < len(owners) else owners:
+                if owner in held and owner in owners:
+                    self._add_holder(room, owner, U, held[owner])
+            return
+        self._budget.spend(len(resource.holders))
+        for holder in resource.holders.values():
+            if holder.owner in owners:
+                mode = holder.queue_mode(name)
+                self._add_holder(room, holder.owner, mode, holder.units[name][0] if mode == U else 0)
+
+    def _read_locks_below(self, room: _Room, special: Subtree) -> None:
+        """Add the waiting owners that hold locks below a subtree."""
+        for owner in self._owners:
+            transaction = self._table.transactions.get(owner) if isinstance(owner, str) else None
+            if transaction is not None and transaction.grants:
+                self._budget.spend(1 + len(transaction.grants) // NAMES_PER_STEP)
+                shared, exclusive = self._table.locks_below(room.name, special, owner)
+                if shared:
+                    self._add_holder(room, owner, IS)
+                if exclusive:
+                    self._add_holder(room, owner, IX)
 
     def _add_holder(self, room: _Room, owner: Owner, mode: QueueMode, units: int = 0) -> None:
         room.add_holder(owner, mode, units)
@@ -297,14 +535,18 @@ class Reduction:
             blockers[owner] = found & self._owners.keys()
         return blockers
 
+    def _reduce_held(self) -> list[Owner]:
+        """Return the owners that can finish, whatever the order of the queues is, in this order."""
+        return self._reduce({name: _HeldOnly(room) for name, room in self._rooms.items()}, {})
+
     # -- Deadlocks --------------------------------------------------------------------
 
     def find_deadlock(self) -> Cycle | None:
         """Return the shortest cycle through the victim among the owners that can never finish, or None if all can."""
-        self._order = self._reduce({name: _HeldOnly(room) for name, room in self._rooms.items()}, {})
-        if len(self._order) == len(self._owners):
+        order = self._reduce_held()
+        if len(order) == len(self._owners):
             return None
-        deadlocked = self._owners.keys() - set(self._order)
+        deadlocked = self._owners.keys() - set(order)
         steps: dict[Owner, tuple[_Waiter, str, Owner]] = {}  # the edge by which each owner was reached
         waiters: dict[Owner, list[tuple[_Room, _Waiter]]] = {}
         for room in self._rooms.values():
@@ -389,8 +631,7 @@ class Reduction:
         """
         if len(self.finishing_owners()) == len(self._owners):
             return {}
-        component = set(self._component)
-        ranks = {owner: rank for rank, owner in enumerate(self._order) if owner in component}
+        ranks = {owner: rank for rank, owner in enumerate(self._reduce_held())}
         rearrangement: Rearrangement = {}
         for name, room in self._rooms.items():
             members = [waiter.entry for waiter in room.waiters if waiter.owner in ranks]

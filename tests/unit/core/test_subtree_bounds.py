@@ -148,6 +148,18 @@ def test_the_waiters_below_a_released_subtree_are_read_in_slices(monkeypatch: py
     check(manager)
 
 
+def test_waiters_for_the_same_name_are_read_in_slices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
+    manager = LockManager()
+    subtree = step(manager, "a/**")
+    for _ in range(200):
+        step(manager, "a/1")
+    manager.step(Release(subtree.id), 0)
+    assert 350 < manager.table.queue_entries < 400
+    check(manager)
+
+
 def test_a_subtree_is_requested_again_while_the_waiters_below_it_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
