@@ -230,6 +230,15 @@ def _check_special(manager: LockManager, name: str, resource: LockedResource) ->
         expected = counted.total(), of_transactions, len(units)
         if (special.in_use, special.by_transaction, special.holders) != expected:
             raise Violation(f"the units of {name} are wrong")
+        asked: dict[str, list[tuple[int, int]]] = {}
+        for request in manager.table.waiting.values():
+            if request.transaction is not None and name in request.units:
+                asked.setdefault(request.transaction, []).append(request.units[name])
+        sums = {each: (len(waits), sum(units for units, _ in waits)) for each, waits in asked.items()}
+        if {each: counts[:2] for each, counts in special.asked.items()} != sums:
+            raise Violation(f"the units of {name} that transactions wait for are wrong")
+        if any(special.asked[each][2] > min(limit for _, limit in waits) for each, waits in asked.items()):
+            raise Violation(f"the limit of a transaction that waits for units of {name} is wrong")
     elif units:
         raise Violation(f"units of {name}, which is not a counted resource")
     if isinstance(special, Subtree):

@@ -27,7 +27,7 @@ from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree, range_below
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResource
-from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, UnitCount, X
+from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 MAX_SEARCH_STEPS = 3_000
 """Number of edges of the wait-for graph after which the search for a cycle ends without a result. Then the resolution of a
@@ -259,27 +259,12 @@ def may_create_cycle(table: LockTable, new_request: Request) -> bool:
     """
     if new_request.simple and not table.wait_queue((new_request.exclusive or new_request.names())[0]).non_simple_count:
         return False
-    if table.specials and waits_for_own_units(table, new_request.owner):
-        return True
+    if table.specials and new_request.transaction is not None:
+        for name in new_request.units:
+            if table.counted(name).may_exceed_own_limit(new_request.transaction):
+                return True  # its owner may wait for itself
     overtakes = _overtakes(table, new_request)
     return (overtakes or _may_have_waiters(table, new_request)) and may_be_in_cycle(table, new_request, overtakes)
-
-
-def waits_for_own_units(table: LockTable, owner: Owner) -> bool:
-    """Return whether the units that an owner holds and requests exceed a limit in one of its own requests.
-
-    Then it waits for itself.
-    """
-    asked: dict[str, UnitCount] = {}
-    for request in table.waiting_of(owner).values():
-        for name, (units, limit) in request.units.items():
-            other_units, other_limit = asked.get(name, (0, limit))
-            asked[name] = units + other_units, min(limit, other_limit)
-    for name, (units, limit) in asked.items():
-        special = table.resources[name].special
-        if units + (special.by_transaction.get(owner, 0) if isinstance(special, Counted) else 0) > limit:
-            return True
-    return False
 
 
 def _may_have_waiters(table: LockTable, new_request: Request) -> bool:

@@ -354,9 +354,18 @@ class LockTable:
         """Return whether a request for a subtree must read all locks, because no other request names the subtree."""
         return subtree not in self.subtrees or subtree in self.closing
 
+    def counted(self, name: str) -> Counted:
+        """Return what a counted resource in the table has beside a plain resource."""
+        special = self.resources[name].special
+        assert isinstance(special, Counted), "it is one as long as a request names its units"  # noqa: S101
+        return special
+
     def _special_queues(self, request: Request) -> list[tuple[str, QueueMode]]:
         """Prepare a waiting request for its queues, in a table with counted resources or subtrees. Return the queues."""
         self._add_intentions(request)
+        if request.transaction is not None:
+            for name, asked in request.units.items():
+                self.counted(name).begin_wait(request.transaction, asked)
         queues = list(request.queue_modes())
         request.simple = request.transaction is None and len(queues) == 1
         self.queue_entries += len(queues)
@@ -364,6 +373,9 @@ class LockTable:
 
     def _leave_special_queues(self, request: Request) -> None:
         """Remove a request from its queues, in a table with counted resources or subtrees."""
+        if request.transaction is not None:
+            for name, (units, _) in request.units.items():
+                self.counted(name).end_wait(request.transaction, units)
         for name, mode in request.queue_modes():
             self.queue_entries -= 1
             resource = self.resources[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from genie.core.model import Owner, Request
-from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S
+from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, UnitCount
 
 MAX_EXAMPLES = 32
 """Number of locks below a subtree that are kept to describe blockers."""
@@ -63,9 +63,9 @@ def with_intention(mode: QueueMode | None, below: QueueMode) -> QueueMode:
 
 
 class Counted:
-    """The units of a counted resource that are held."""
+    """The units of a counted resource: held ones, and ones for which transactions wait."""
 
-    __slots__ = ("by_transaction", "holders", "in_use")
+    __slots__ = ("asked", "by_transaction", "holders", "in_use")
 
     def __init__(self) -> None:
         self.holders = 0
@@ -74,6 +74,9 @@ class Counted:
         """The units of all holders."""
         self.by_transaction: dict[Owner, int] = {}
         """The units of each transaction that holds some. A request without a transaction never holds and waits."""
+        self.asked: dict[str, tuple[int, int, int]] = {}
+        """Of each transaction that waits for units: the number of its waiting requests, their units, and a limit that is at most
+        the smallest one of theirs."""
 
     def add(self, transaction: str | None, units: int) -> None:
         """Count the units of a new holder."""
@@ -90,6 +93,23 @@ class Counted:
             self.by_transaction[transaction] -= units
             if not self.by_transaction[transaction]:
                 del self.by_transaction[transaction]
+
+    def begin_wait(self, transaction: str, asked: UnitCount) -> None:
+        """Count the units that a new waiting request asks for."""
+        units, limit = asked
+        count, others, smallest = self.asked.get(transaction, (0, 0, limit))
+        self.asked[transaction] = count + 1, others + units, min(limit, smallest)
+
+    def end_wait(self, transaction: str, units: int) -> None:
+        """Count the end of the wait of a request. The limit stays, as a lower bound."""
+        count, others, smallest = self.asked.pop(transaction)
+        if count > 1:
+            self.asked[transaction] = count - 1, others - units, smallest
+
+    def may_exceed_own_limit(self, transaction: str) -> bool:
+        """Return whether a transaction that waits for units may hold and ask for more than a limit of its own."""
+        _, units, limit = self.asked[transaction]
+        return self.by_transaction.get(transaction, 0) + units > limit
 
 
 class Subtree:

@@ -11,6 +11,7 @@ from genie.core import Command, Continue, Expire, LockManager, Release, Request,
 from genie.core.model import details_of
 from genie.lock_modes import X
 from genie.observability.stats import Stats
+from simulator.invariants import check
 from work.opcodes import OpcodeCounter
 
 MANY = 3_000
@@ -235,6 +236,17 @@ def test_waiters_for_units_do_not_read_all_earlier_ones() -> None:
     assert instructions(manager, Release(holder.id)) < 5 * MAX_INSTRUCTIONS
     assert finish(manager) < 5 * MAX_INSTRUCTIONS
     assert max(instructions(manager, Expire(), 20) for _ in range(10)) < 10 * MAX_INSTRUCTIONS
+
+
+def test_a_transaction_may_wait_for_more_units_than_the_limit_of_a_request_that_has_ended() -> None:
+    manager = LockManager()
+    ask(manager, {"a": (10, 10)})
+    ask(manager, {"a": (1, 10)}, transaction="T")
+    small = ask(manager, {"a": (1, 3)}, transaction="T")
+    manager.step(Release(small.id), 0)
+    assert ask(manager, {"a": (5, 10)}, transaction="T").state is State.WAITING
+    assert ask(manager, {"a": (5, 10)}, transaction="T").state is State.ENDED, "eleven of ten"
+    check(manager)
 
 
 def test_a_name_with_many_slashes_is_compared_with_few_subtrees() -> None:
