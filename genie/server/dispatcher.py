@@ -215,6 +215,8 @@ class Dispatcher:
                     item = command_line(command)  # noqa: PLW2901 - what is recorded
             elif type(item) is Hello:
                 # `hello` is always submitted alone, because it changes the session.
+                if item.session is not None and self.sessions.is_ending(item.session, principal_name(connection)):
+                    return item
                 return None if self._handle_hello(now, connection, item) else SESSION_STATE
             else:
                 if isinstance(item, RequestRejected):
@@ -582,8 +584,7 @@ class Dispatcher:
         """End a session, its waiting requests, and its held requests with `onDisconnect: release`.
 
         Other held requests stay held, without a session. The retained replies are deleted from the store. Return False if
-        slices are left. A session with a key exists until its last slice. If a client resumes it before, the client treats
-        each lock that the server does not report as lost.
+        slices are left. A session with a key exists until its last slice, and a `hello` with its secret waits for the end.
         """
         if not self._end_requests(session, now):
             return False

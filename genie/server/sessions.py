@@ -436,11 +436,15 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_key.values())
 
+    def is_ending(self, secret: str, principal: str | None = None) -> bool:
+        """Return whether the session that a secret identifies ends in slices, of which some are left."""
+        session = self._by_key.get(session_key(secret, principal))
+        return session is not None and session.ending is not None
+
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
         """Return the session that a secret identifies, or a new session, and whether it existed before.
 
-        The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost. A session
-        that was ending continues with the requests that it still has.
+        The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost.
         """
         key = session_key(secret, principal)
         session = self._by_key.get(key)
@@ -448,7 +452,6 @@ class SessionTable:
         if session is None:
             session = self._add(Session(connection=None, key=key, principal=principal))
         self._cancel_expiry(session)
-        session.ending = None
         session.timeout_ms = timeout_ms
         return session, resumed
 

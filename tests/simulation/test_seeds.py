@@ -73,6 +73,7 @@ REGRESSION_SEEDS = [
     4003897,  # a transaction held a lock about which its client got no message, and was granted it a second time
     5000078,  # anyOf took units beyond their limit, because the transaction also held the resource exclusively
     5000397,  # a former leader restored its waiting requests with the queues of subtrees that had ended
+    5001046,  # a session was resumed while it ended by `bye`: a repeated request was granted twice
     2081318,  # a server was killed and started again between two samples of the impairments
 ]
 """Seeds that revealed a defect, each with the defect."""
