@@ -5,7 +5,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.ForkJoinPool;
 
 /** A command without an answer. The mutex of the session protects the fields that are not final. */
 final class Call {
@@ -25,6 +24,8 @@ final class Call {
     Watch watch;
     /** No caller waits: it is not sent again on another connection, unless it is a release. */
     boolean isBackground;
+    /** Its caller has got an error: it is not repeated, unless it is a release. */
+    boolean isGivenUp;
     /** When it was sent, in ns of the clock. See {@link Session#write}. */
     long sentAt = UNSENT;
     /** After the error {@code unavailable}. */
@@ -63,13 +64,13 @@ final class Call {
         error = failure.orElse(null);
     }
 
-    /** Adds what to do with the answer, in the common pool. The call has no answer yet. */
+    /** Adds what to do with the answer, in {@link Async#EXECUTOR}. The call has no answer yet. */
     void addListener(Runnable listener) { listeners.add(listener); }
 
     /** Wakes the callers of a call that is complete. */
     void wake() {
         done.countDown();
-        listeners.forEach(ForkJoinPool.commonPool()::execute);
+        listeners.forEach(Async.EXECUTOR::execute);
     }
 
     /** Returns the answer, null if there is none but success, or throws the error. */

@@ -10,7 +10,8 @@ import java.util.Optional;
 public final class DeadlockException extends GenieException {
     private static final long serialVersionUID = 1L;
 
-    private final transient long id;
+    /** As returned. */
+    private final long id;
     private final transient List<String> cycle;
     private final transient List<Wait> waits;
 

@@ -107,7 +107,7 @@ final class Dialer {
             conn.close(new IOException("the client is closed"));
         } catch (IOException | Json.InvalidException | GenieException e) {
             conn.close(e);
-        } catch (RuntimeException e) {
+        } catch (RuntimeException | Error e) { // for example no memory for a thread: the client connects again
             session.config.logger.log(Level.ERROR, "the client failed to handle a message", e);
             conn.close(e);
         }
@@ -145,7 +145,7 @@ final class Dialer {
     private void emit(ConnectionEvent.State state, Config.Address address, Optional<Throwable> cause) {
         try {
             session.config.onEvent.accept(new ConnectionEvent(state, address.toString(), cause));
-        } catch (RuntimeException e) {
+        } catch (RuntimeException | Error e) {
             session.config.logger.log(Level.ERROR, "the listener of connection events failed", e);
         }
     }
@@ -175,6 +175,12 @@ final class Dialer {
                 leader = Optional.empty();
                 firstAccepted();
                 return accepted;
+            } catch (RuntimeException | Error e) { // for example no memory for a thread: the next round follows
+                isRejected = false;
+                try (var held = session.mutex.hold()) {
+                    session.noteFailure(addresses.get(0), e);
+                }
+                return Optional.empty();
             } finally {
                 for (Connection loser : attempts) loser.close(new IOException("another connection is used"));
             }
@@ -217,7 +223,7 @@ final class Dialer {
                     for (int i = found.length - 1; i >= 0; i--) {
                         queue.addFirst(new Endpoint(address, new InetSocketAddress(found[i], address.port())));
                     }
-                    if (found.length == 0) fail(address, new UnknownHostException(host));
+                    if (found.length == 0) fail(address, new UnknownHostException("the name " + host + " cannot be looked up"));
                 });
             });
         }
@@ -239,7 +245,7 @@ final class Dialer {
                 Throwable failure = null;
                 try {
                     conn.handshake(endpoint.target);
-                } catch (IOException | Json.InvalidException | RuntimeException e) {
+                } catch (IOException | Json.InvalidException | RuntimeException | Error e) {
                     conn.close(e);
                     failure = conn.failure.get(); // for example that the handshake takes too long
                 }

@@ -7,9 +7,12 @@ import java.util.Optional;
 public final class InsufficientException extends GenieException {
     private static final long serialVersionUID = 1L;
 
-    private final transient long id;
-    private final transient BigInteger free;
-    private final transient BigInteger locked;
+    /** As returned. */
+    private final long id;
+    /** As returned. */
+    private final BigInteger free;
+    /** As returned. */
+    private final BigInteger locked;
 
     InsufficientException(long id, BigInteger free, BigInteger locked) {
         super("request " + id + " locked nothing: " + free + " is free, " + locked + " is locked by others", Optional.empty());

@@ -8,7 +8,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ForkJoinPool;
 
 /**
  * A granted lock. It survives a reconnect of its client. It ends with {@link #release}, or is lost: after its transaction timeout,
@@ -95,7 +94,8 @@ public final class Lock implements AutoCloseable {
 
     /**
      * {@return a future that completes with the reason when the lock is lost, and exceptionally, with a {@link LockEndedException},
-     * when it is released or detached. Functions that depend on it run in the common pool, unless they name an executor}
+     * when it is released or detached. Functions that depend on it run in the default executor of {@link CompletableFuture}, unless
+     * they name another one}
      */
     public CompletableFuture<LockLostException> lost() {
         try (var held = session.mutex.hold()) {
@@ -361,7 +361,7 @@ public final class Lock implements AutoCloseable {
     private void completeLoss() {
         CompletableFuture<LockLostException> future = loss;
         GenieException reason = ended;
-        ForkJoinPool.commonPool().execute(() -> {
+        Async.EXECUTOR.execute(() -> {
             if (reason instanceof LockLostException lost) {
                 future.complete(lost);
             } else {

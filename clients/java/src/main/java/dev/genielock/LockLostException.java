@@ -14,8 +14,10 @@ public final class LockLostException extends GenieException {
     static final String LOST = "lost"; // not a reason of the wire: the server does not know the lock
     static final String CLOSED = "closed"; // nor is this: the client does not manage the lock any more
 
-    private final transient long id;
-    private final transient String reason;
+    /** As returned. */
+    private final long id;
+    /** As returned. */
+    private final String reason;
 
     LockLostException(long id, String reason, Optional<Throwable> cause) {
         super("lock " + id + " was lost: " + explain(reason), cause);

@@ -8,10 +8,13 @@ import java.util.Optional;
 public final class QueueTimeoutException extends GenieException {
     private static final long serialVersionUID = 1L;
 
-    private final transient long id;
-    private final transient Duration waited;
+    /** As returned. */
+    private final long id;
+    /** As returned. */
+    private final Duration waited;
     private final transient List<Blocker> blockers;
-    private final transient int blockersTotal;
+    /** As returned. */
+    private final int blockersTotal;
 
     QueueTimeoutException(long id, Duration waited, List<Blocker> blockers, int blockersTotal) {
         super(text(id, waited, blockers, blockersTotal), Optional.empty());

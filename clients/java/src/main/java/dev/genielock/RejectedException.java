@@ -9,9 +9,12 @@ import java.util.Optional;
 public final class RejectedException extends GenieException {
     private static final long serialVersionUID = 1L;
 
-    private final transient String code;
-    private final transient String detail;
-    private final transient String leader; // the address of the leader, if a follower has rejected the command; or empty
+    /** As returned. */
+    private final String code;
+    /** The text of the server. */
+    private final String detail;
+    /** The address of the leader, if a follower has rejected the command; or empty. */
+    private final String leader;
 
     RejectedException(String code, String detail, String leader) {
         super(code + ": " + detail, Optional.empty());

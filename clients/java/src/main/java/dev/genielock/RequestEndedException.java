@@ -9,8 +9,10 @@ import java.util.Optional;
 public final class RequestEndedException extends GenieException {
     private static final long serialVersionUID = 1L;
 
-    private final transient long id;
-    private final transient String reason;
+    /** As returned. */
+    private final long id;
+    /** As returned. */
+    private final String reason;
 
     RequestEndedException(long id, String reason) {
         super("request " + id + " ended before it was granted: " + reason, Optional.empty());

@@ -274,12 +274,13 @@ final class Session {
 
     /** Gives up a call, whose caller gets the error. */
     private void abandon(Call call, GenieException failure) {
-        if (!call.isRequest()) {
+        if (!call.isRequest() && (connection != null || call.isRelease())) {
             call.isBackground = true; // an extend that was sent may still change the lock
+            call.isGivenUp = true;
             return;
         }
         finish(call, failure);
-        if (call.sentAt != Call.UNSENT) sendBackground("release", Wire.fields("ref", call.ref), null);
+        if (call.isRequest() && call.sentAt != Call.UNSENT) sendBackground("release", Wire.fields("ref", call.ref), null);
     }
 
     /** Cancels the waiting requests, whose callers get the error. */
@@ -474,7 +475,7 @@ final class Session {
     private void onError(Connection conn, Call call, RejectedException failure) {
         if (call == null) {
             warn("the server sent an error: {0}", failure.getMessage());
-        } else if (failure.code().equals("unavailable")) { // the server cannot reach its store, and has not executed the command
+        } else if (failure.code().equals("unavailable") && (!call.isGivenUp || call.isRelease())) { // the server cannot reach its store, and has not executed the command
             clock.schedule(() -> writeAgain(call, conn), backoff(call.retries++));
         } else if (failure.code().equals("unknown-id") && call.lock != null && !call.isRequest()) {
             // The release may have been executed on an earlier connection.

@@ -79,6 +79,7 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         long left = TimeUnit.MILLISECONDS.toNanos((long) Wire.ms(limit));
         session.mutex.lockInterruptibly();
         try {
+            if (ended == null) request();
             while (changes.isEmpty() && ended == null && left > 0) {
                 request();
                 left = changed.awaitNanos(left);

@@ -246,7 +246,7 @@ class InterruptTest {
         }
     }
 
-    /** The cancelled request was granted meanwhile: a function of the common pool releases it, at the latest now. */
+    /** The cancelled request was granted meanwhile: the cancellation releases it. */
     @Test
     void aFutureThatIsCancelledAfterTheGrant() throws Exception {
         for (int i = 0; i < ROUNDS; i++) {

@@ -1,17 +1,24 @@
 package dev.genielock;
 
+import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.time.Duration;
+import java.util.List;
+import java.util.ResourceBundle;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
@@ -199,5 +206,133 @@ class SessionTest {
                 assertFalse(thread.isAlive(), thread.getName());
             }
         }
+    }
+
+    /** Fails when it is to log that an attempt has failed. */
+    private static final class FailingLogger implements System.Logger {
+        @Override
+        public String getName() { return "failing"; }
+
+        @Override
+        public boolean isLoggable(Level level) { return true; }
+
+        @Override
+        public void log(Level level, ResourceBundle bundle, String message, Throwable thrown) { log(level, bundle, message); }
+
+        @Override
+        public void log(Level level, ResourceBundle bundle, String format, Object... arguments) {
+            if (level == Level.DEBUG) throw new IllegalStateException("of the logger");
+        }
+    }
+
+    @Test
+    void anErrorOfACallbackIsNoEndOfTheClient() throws Exception {
+        var calls = new AtomicInteger();
+        try (var other = builder().lazy().onEvent(event -> {
+            throw new AssertionError("of a listener");
+        }).token(() -> {
+            if (calls.incrementAndGet() == 2) throw new NoClassDefFoundError("of the first connection");
+            return "";
+        }).logger(new FailingLogger()).connect()) {
+            assertTrue(server.accept().awaitEnd());
+            try (var second = server.handshake(false)) {
+                var future = other.lockAsync("a");
+                second.grant(7);
+                assertEquals(7, get(future).id());
+            }
+        }
+    }
+
+    @Test
+    void aCallThatWasGivenUpIsNotRepeated() throws Exception {
+        var session = new Session(new Config(builder().lazy(), new FakeClock()));
+        session.start();
+        try (var second = server.handshake(false)) {
+            assertEquals(ConnectionEvent.State.UP, events.take().state());
+            Call unanswered = givenUp(session);
+            second.expect("ping");
+            second.answer("error", "code", "unavailable", "message", "", "ref", unanswered.ref);
+            var next = session.newCall("ping", Wire.fields(), null);
+            session.submit(next);
+            second.answer("pong", "ref", second.expect("ping").get("ref"));
+            session.await(next, Long.MAX_VALUE);
+            assertFalse(isOpen(session, unanswered));
+        }
+        session.close();
+    }
+
+    @Test
+    void aCallThatIsGivenUpWithoutAConnectionIsForgotten() throws Exception {
+        var session = new Session(new Config(GenieClient.builder().addresses("127.0.0.1:" + Servers.freePort()).lazy(),
+                new Clock.Real("timer")));
+        session.start();
+        assertFalse(isOpen(session, givenUp(session)));
+        session.close();
+    }
+
+    private static Call givenUp(Session session) throws InterruptedException {
+        Call call = session.newCall("ping", Wire.fields(), null);
+        session.submit(call);
+        session.giveUp(call);
+        return call;
+    }
+
+    private static boolean isOpen(Session session, Call call) {
+        try (var held = session.mutex.hold()) {
+            return session.isOpen(call);
+        }
+    }
+
+    @Test
+    void aFutureThatTimesOutCancelsItsRequest() throws Exception {
+        var future = client.lockAsync("a");
+        Object ref = peer.expect("request").get("ref");
+        future.completeExceptionally(new TimeoutException()); // as orTimeout does
+        assertEquals(ref, peer.expect("release").get("ref"));
+    }
+
+    @Test
+    void aWatchThatIsPolledWithoutWaitsResynchronizes() throws Exception {
+        var watch = client.watch("a");
+        peer.answer("watching", "held", List.of(), "ref", peer.expect("watch").get("ref"));
+        var granted = client.lockAsync("b");
+        peer.grant(7);
+        get(granted); // the answer to the watch has arrived
+        peer.close();
+        peer = server.handshake(true, "{\"command\":\"locked\",\"payload\":{\"id\":7,\"fence\":8,\"expiresIn\":5000,\"ref\":\"2\"}}");
+        assertEquals(ConnectionEvent.State.DOWN, events.take().state());
+        assertEquals(ConnectionEvent.State.UP, events.take().state());
+        assertEquals("resync", watch.poll(Duration.ZERO).orElseThrow().state());
+        assertTrue(watch.poll(Duration.ZERO).isEmpty());
+        peer.answer("watching", "held", List.of(), "ref", peer.expect("watch").get("ref"));
+        assertEquals("resync", watch.next().state());
+    }
+
+    @Test
+    void aFunctionThatBlocksDoesNotHoldUpOtherFutures() throws Exception {
+        assumeTrue(ForkJoinPool.getCommonPoolParallelism() <= 1, "the common pool has further threads");
+        var end = new CountDownLatch(1);
+        try {
+            var first = client.lockAsync("a");
+            var blocked = new CountDownLatch(1);
+            first.thenRun(() -> {
+                blocked.countDown();
+                assertDoesNotThrow(() -> end.await());
+            });
+            peer.grant(7);
+            blocked.await();
+            var second = client.lockAsync("b");
+            peer.grant(9);
+            assertEquals(9, get(second).id());
+        } finally {
+            end.countDown();
+        }
+    }
+
+    @Test
+    void anUnknownNameIsToldByTheException() {
+        var failure = assertThrows(UnavailableException.class,
+                () -> GenieClient.builder().addresses("a..b").connectTimeout(Duration.ofSeconds(2)).connect());
+        assertTrue(failure.getMessage().contains("the name a..b cannot be looked up"), failure.getMessage());
     }
 }
