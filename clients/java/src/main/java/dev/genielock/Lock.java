@@ -73,7 +73,10 @@ public final class Lock implements AutoCloseable {
         }
     }
 
-    /** {@return whether the lock is held. It reads the clock: it is correct even if the program was suspended} */
+    /**
+     * {@return whether the lock is held. It reads {@link System#nanoTime}: it is correct even if the program was suspended. On Linux
+     * that clock stands still while the whole machine is suspended: only {@link #fence} protects the data then}
+     */
     public boolean isHeld() {
         try (var held = session.mutex.hold()) {
             return check();
