@@ -394,7 +394,7 @@ def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle 
                 budget.spend()
                 for holder in _unsearched_holders(table, request, name, exclusive, victim, searched):
                     budget.spend()
-                    if holder.owner == owner or not (exclusive or holder.queue_mode(name)):
+                    if holder.owner == owner or not (exclusive or table.resources[name].holder_mode(name, holder)):
                         continue
                     if holder.owner == victim:
                         return _build_cycle(victim, steps, (request, name, holder))

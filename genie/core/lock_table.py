@@ -18,6 +18,7 @@ from genie.core.special import (
     MAX_COMPARED_NAMES,
     MAX_EXAMPLES,
     MAX_WAITERS_BELOW,
+    NAMES_PER_WAITER_BELOW,
     Counted,
     Subtree,
     possible_subtrees,
@@ -343,10 +344,10 @@ class LockTable:
             and len(new) * (len(self.uncontended) + len(self.resources)) > MAX_COMPARED_NAMES
         ):
             return False
-        max_waiters = MAX_WAITERS_BELOW if is_bounded else inf
+        max_cost = MAX_WAITERS_BELOW if is_bounded else inf
         for name in new:
-            max_waiters -= self._open_subtree(name, min(max_waiters, max_queue_entries - self.queue_entries))
-            if max_waiters < 0:
+            max_cost -= self._open_subtree(name, max_queue_entries - self.queue_entries, max_cost)
+            if max_cost < 0:
                 return False
         return True
 
@@ -505,17 +506,21 @@ class LockTable:
                 request.details = Details()
             request.details.queue_modes = modes
 
-    def _open_subtree(self, subtree: str, max_waiters: float) -> float:
-        """Add a subtree, and intentions for the locks and the waiting requests below it. Return the number of the latter.
+    def _open_subtree(self, subtree: str, max_waiters: float, max_cost: float) -> float:
+        """Add a subtree, and intentions for the locks and the waiting requests below it. Return how many requests the latter
+        count as: see `MAX_WAITERS_BELOW`.
 
-        Does nothing if there are more than `max_waiters`: then the result is infinite.
+        Does nothing if there are more than `max_waiters`, or if they count as more than `max_cost`: then the result is infinite.
         """
         special, queues = self._read_below(subtree)
         entries: list[QueueEntry] = []
         for queue in queues:
             queue.collect(entries, with_intentions=False)
+        if len(entries) // NAMES_PER_WAITER_BELOW > max_cost:
+            return inf
         waiting = {entry[2].id: entry[2] for entry in entries}
-        if len(waiting) > max_waiters:
+        cost = len(waiting) + sum([each.name_count() for each in waiting.values()]) // NAMES_PER_WAITER_BELOW
+        if len(waiting) > max_waiters or cost > max_cost:
             return inf
         if subtree in self.closing:  # its numbers are exact, and some waiters below it have intentions
             self.closing.remove(subtree)
@@ -524,7 +529,7 @@ class LockTable:
             resource.special = special
             self.specials += 1
         self._add_intentions_of_waiters(subtree, waiting.values())
-        return len(waiting)
+        return cost
 
     def _read_below(self, subtree: str) -> tuple[Subtree, list[WaitQueue]]:
         """Return the numbers of locks below a subtree and examples of them, and the wait queues below it."""
@@ -546,7 +551,7 @@ class LockTable:
                     exclusive += resource.special.holders
                 if holders and len(special.examples) < MAX_EXAMPLES:
                     for holder in islice(resource.holders.values(), 1):
-                        special.examples[name] = holder.queue_mode(name), holder
+                        special.examples[name] = resource.holder_mode(name, holder), holder
         special.shared, special.exclusive = holders - exclusive, exclusive + len(names)
         return special, queues
 

@@ -285,7 +285,7 @@ class _Finishing:
             and not (isinstance(special, Counted) and mode == U and len(resource.holders) == special.holders)
         ):
             for holder in resource.holders.values():
-                if holder.queue_mode(name) in CONFLICTS[mode]:
+                if resource.holder_mode(name, holder) in CONFLICTS[mode]:
                     yield holder.owner
                 else:
                     yield request.owner
@@ -380,7 +380,7 @@ def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) 
                 yield owner
         return
     for holder in resource.holders.values():
-        yield holder.owner if holder.queue_mode(name) in modes else owner
+        yield holder.owner if resource.holder_mode(name, holder) in modes else owner
     if isinstance(special, Subtree) and mode in (S, X, SIX):
         yield from waiting_owners_below(table, name, special, owner)
 
@@ -440,7 +440,7 @@ class Reduction:
         self._budget.spend(len(resource.holders))
         for holder in resource.holders.values():
             if holder.owner in owners:
-                mode = holder.queue_mode(name)
+                mode = resource.holder_mode(name, holder)
                 self._add_holder(room, holder.owner, mode, holder.units[name][0] if mode == U else 0)
 
     def _read_locks_below(self, room: _Room, special: Subtree) -> None:

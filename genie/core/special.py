@@ -14,8 +14,12 @@ from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, Q
 MAX_EXAMPLES = 32
 """Number of locks below a subtree that are kept to describe blockers."""
 
-MAX_WAITERS_BELOW = 50_000
-"""Maximum number of requests that wait below new subtrees, those of one request. It bounds the duration of a step."""
+MAX_WAITERS_BELOW = 10_000
+"""Maximum number of requests that wait below new subtrees, those of one request. It bounds the duration of a step, so a request
+with many names counts as several."""
+
+NAMES_PER_WAITER_BELOW = 16
+"""Number of names of requests that wait below a new subtree that count as one more request."""
 
 MAX_COMPARED_NAMES = 2_000_000
 """Maximum number of locked names that are compared with new subtrees of one request, if it names several: their product."""

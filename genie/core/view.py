@@ -137,7 +137,7 @@ def _scan_resource(
         yield from _scan_special_resource(table, request, name, mode)
         return
     for holder in resource.holders.values() if mode or resource.exclusive_count else ():
-        blocks = mode or resource.exclusive_count == len(resource.holders) or holder.queue_mode(name)
+        blocks = mode or resource.holder_mode(name, holder)
         yield name, holder if blocks and holder.owner != owner else None, True
     queue, own_entry = table.wait_queue(name), request.entry(name)
     for waiters in (queue.exclusive, queue.shared) if mode else (queue.exclusive,):

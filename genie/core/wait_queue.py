@@ -301,13 +301,16 @@ class LockedResource:
     def holder_mode(self, name: str, holder: Request) -> QueueMode:
         """Return the mode in which `holder` holds this resource, which is `name`.
 
-        A holder may hold thousands of resources, so its names are searched only if one owner holds this one in several modes.
+        A holder may hold a thousand resources, so its names are searched only if one owner holds this one in several modes.
+        `Request.queue_mode` would build a dict of all names of each holder that is read.
         """
         if holder.details is not None and name in holder.details.units:
             return U
         if self.exclusive_count in (0, len(self.holders)):
             return X if self.exclusive_count else S
-        return holder.queue_mode(name)
+        if len(holder.shared) < len(holder.exclusive):
+            return S if name in holder.shared else X
+        return X if name in holder.exclusive else S
 
 
 class WaitQueue:

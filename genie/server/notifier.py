@@ -270,8 +270,8 @@ class Notifier:
         limit, principal = self.size.max_queue_entries, event.request.context.principal
         if event.is_opening:
             reason = (
-                f"too many waiting requests or locks: at most {core.MAX_WAITERS_BELOW} requests may wait below subtrees that no "
-                f"other request names, and several subtrees may be compared with {core.MAX_COMPARED_NAMES} names"
+                f"too many waiting requests or locks: at most {core.MAX_WAITERS_BELOW} requests, fewer if they have many names, "
+                f"may wait below subtrees that no other request names, and several subtrees may be compared with {core.MAX_COMPARED_NAMES} names"
             )
         elif principal is None or self.size.queue_limit(principal) >= limit:
             reason = f"too many waiting requests: all wait queues together have at most {limit} entries"

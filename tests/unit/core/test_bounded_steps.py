@@ -317,3 +317,31 @@ def test_an_inspection_reads_few_of_the_names_of_many_waiters() -> None:
     rows = list[view.Row]()
     assert count(lambda: rows.extend(inspection.queue)) < 40 * MAX_INSTRUCTIONS
     assert [row.blockers_total for row in rows] == [1] * 40
+
+
+def test_the_names_of_holders_are_not_read_when_a_request_arrives() -> None:
+    """A dict of the names of each of 1,000 holders, with 1,024 names, would take 0.1 s. It is one instruction."""
+    manager = LockManager()
+    others = [f"other/{number}" for number in range(50)]
+    holders = [lock(manager, *(f"{n}/{other}" for other in others), shared=("A",)) for n in range(20)]
+    pool = Request((), (), transaction_timeout_ms=1e9)
+    pool.details = details_of((), (), {"pool": (1, 2)})
+    manager.step(pool, 0)
+    lock(manager, "B", transaction="T")
+    for _ in range(700):  # so many that the search for a cycle ends, and a reduction follows
+        lock(manager, shared=("B",))
+    for _ in range(600):
+        lock(manager, shared=("A",))
+    lock(manager, "A", transaction="T")
+    assert all(holder.details is None for holder in holders)
+
+
+def test_the_names_of_holders_in_two_modes_are_not_read_for_a_request_that_fails() -> None:
+    manager = LockManager()
+    holders = []
+    for number in range(20):
+        names = [f"{number}/{other}" for other in range(50)]
+        shared = ("A",) if number % 2 else ()
+        holders.append(lock(manager, *names, *(() if shared else ("A",)), shared=shared, transaction="H"))
+    assert lock(manager, shared=("A",), queue_timeout_ms=0).state is State.ENDED
+    assert all(holder.details is None for holder in holders)

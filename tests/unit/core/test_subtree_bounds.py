@@ -100,6 +100,20 @@ def test_a_request_for_a_subtree_with_too_many_waiters_below_is_rejected(monkeyp
     check(manager)
 
 
+def test_waiters_with_many_names_below_a_new_subtree_count_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_WAITERS_BELOW", 10)
+    manager = LockManager()
+    names = ["a/0", *(f"b/{number}" for number in range(39))]  # those outside the subtree are read, too
+    step(manager, *names)
+    for _ in range(4):
+        step(manager, *names)
+    assert manager.step(rejected := request_for("a/**"), 0) == [QueueFull(rejected, is_opening=True)]
+    assert manager.table.specials == 0
+    manager.step(Release(max(manager.table.waiting)), 0)
+    assert step(manager, "a/**").id in manager.table.waiting
+    check(manager)
+
+
 def test_the_waiters_below_a_new_subtree_count_as_entries_of_the_wait_queues() -> None:
     manager = LockManager()
     for _ in range(5):
