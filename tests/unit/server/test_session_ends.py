@@ -8,7 +8,7 @@ import pytest
 
 from genie.core import grant
 from genie.server import dispatcher
-from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, expire, hold
+from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, exceed_store_timeout, expire, hold
 
 
 @pytest.fixture(name="world")
@@ -188,3 +188,26 @@ async def test_a_release_that_grants_very_many_requests_grants_them_in_slices(
     assert waiting.commands().count("locked") == LOCKS
     assert max(world.store.changes[began:]) <= SLICE + 1
     assert not world.manager.pending_grants
+
+
+async def test_a_session_whose_bye_is_rejected_after_some_slices_ends_with_its_connection(world: World) -> None:
+    """A `hello` would wait until the session expires, and each iteration of the event loop would run a batch for it."""
+    leaving = Client(world)
+    leaving.send("hello", session=SECRET, sessionTimeout=3_600_000)
+    await hold(world, leaving, onDisconnect="release")
+    world.store.held_back = []
+    leaving.send("bye")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    exceed_store_timeout(world.pipeline)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    world.store.acknowledge()
+    await world.settle()
+    assert (leaving.commands()[-1], len(world.table.held) > 0) == ("error", True)
+    leaving.connection.connection_lost(None)
+    again = Client(world)
+    again.send("hello", session=SECRET, sessionTimeout=1_000)
+    await world.settle()
+    assert [message["payload"]["resumed"] for message in again.received] == [False]
+    assert not world.table.held
