@@ -1406,3 +1406,14 @@ func TestServerOfAnotherNamespace(t *testing.T) {
 		t.Fatal("a server of another namespace was accepted")
 	}
 }
+
+func TestALeaderDoesNotTurnTLSOff(t *testing.T) {
+	c := &Client{}
+	follower := address{"a", "7077", true}
+	if leader := c.leaderOf(follower, &RejectedError{leader: "b:7077"}); leader != (address{"b", "7077", true}) {
+		t.Errorf("the leader is %v", leader)
+	}
+	if leader := c.leaderOf(follower, &RejectedError{leader: "genie://b:7077"}); leader != (address{}) {
+		t.Errorf("an address without TLS was accepted: %v", leader)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -186,10 +187,11 @@ func (r *round) fail(a address, err error) {
 	r.add(r.client.leaderOf(a, err))
 }
 
-// leaderOf returns the address of the leader that the error of a server names, or none.
+// leaderOf returns the address of the leader that the error of a server names, or none. An address with a prefix is invalid:
+// a server must not turn TLS off for the next connection, which sends the token.
 func (c *Client) leaderOf(a address, err error) (leader address) {
 	var rejected *RejectedError
-	if errors.As(err, &rejected) {
+	if errors.As(err, &rejected) && !strings.Contains(rejected.leader, "/") {
 		leader, _ = c.config.parseAddress(rejected.leader, a.isSecure)
 	}
 	return leader

@@ -97,6 +97,12 @@ final class Config {
                 "'" + text + "': an address is HOST, HOST:PORT or [IPv6]:PORT, with a port from 1 to " + MAX_PORT);
     }
 
+    /** Parses the leader that a server names. It has no prefix: a server must not turn TLS off, because the token would be sent. */
+    Address parseLeader(String text, boolean isSecure) {
+        if (text.contains("/")) throw new IllegalArgumentException("'" + text + "': a leader is HOST:PORT or [IPv6]:PORT");
+        return parseAddress(text, isSecure);
+    }
+
     /**
      * Returns the port of addresses without a port. Kubernetes sets {@code GENIE_PORT} to {@code tcp://…} beside a Service with the
      * name genie: that is not meant for clients.

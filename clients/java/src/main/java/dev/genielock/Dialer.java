@@ -128,7 +128,7 @@ final class Dialer {
     private Optional<Config.Address> leaderOf(Config.Address address, Throwable cause) {
         if (cause instanceof RejectedException rejected && !rejected.leader().isEmpty()) {
             try {
-                return Optional.of(session.config.parseAddress(rejected.leader(), address.isSecure()));
+                return Optional.of(session.config.parseLeader(rejected.leader(), address.isSecure()));
             } catch (IllegalArgumentException e) {
                 session.config.logger.log(Level.WARNING, "{0} named an invalid leader: {1}", address, e.getMessage());
             }

@@ -41,6 +41,13 @@ class ConfigTest {
     }
 
     @Test
+    void aLeaderDoesNotTurnTlsOff() {
+        var config = config(GenieClient.builder(), Map.of());
+        assertTrue(config.parseLeader("b:7077", true).isSecure());
+        assertThrows(IllegalArgumentException.class, () -> config.parseLeader("genie://b:7077", true));
+    }
+
+    @Test
     void theTokenOfAFileIsReadAgain(@TempDir Path folder) throws Exception {
         Path file = Files.writeString(folder.resolve("token"), "one\n");
         var config = config(GenieClient.builder(), Map.of("GENIE_TOKEN_FILE", file.toString()));
