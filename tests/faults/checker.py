@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -63,7 +63,7 @@ class Checker:
         self.history: deque[str] = deque(maxlen=TAIL)
         self.stopped_leaders: dict[tuple[str, int], float] = {}
         """Servers that have lost leadership while they were stopped, and when they were stopped: they must not send more."""
-        self._holders: dict[str, list[Grant]] = {POOL: [], **{key: [] for key in KEYS}}
+        self._holders: defaultdict[str, list[Grant]] = defaultdict(list)
         self._owners: dict[int, tuple[str, str]] = {}
         self._fences: dict[int, int] = {}
         self._last_fence: dict[str, int] = {}

@@ -455,7 +455,7 @@ async def test_close_names_the_locks_whose_release_was_not_confirmed(genie, capl
         between.block("127.0.0.1")
         await closing.close(release=True)
     assert f"locks held, until they are released by id or time out: {lock.id} (exclusive:half/a)" in caplog.text
-    assert "Their release was not confirmed" in caplog.text
+    assert "the server has not confirmed their release" in caplog.text
 
 
 async def test_a_cancelled_close_closes(genie):

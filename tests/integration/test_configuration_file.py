@@ -24,7 +24,7 @@ def reloaded(genie: Genie, path: Path, text: str) -> dict[str, dict[str, Any]]:
     path.write_text(text)
     first = len(genie.log)
     genie.send(signal.SIGHUP)
-    genie.until("token")
+    genie.until("access token")
     return {line["setting"]: line for line in genie.log[first:] if "setting" in line}
 
 
