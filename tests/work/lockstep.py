@@ -66,7 +66,7 @@ SHAPES: Final = {
     "64 x 16": Shape(64, 16, hot=False, warm_up=3, steps=1, allocation_steps=1),
     "hot key": Shape(64, 1, hot=True, warm_up=128, steps=128, allocation_steps=16),
     "units": Shape(64, 1, hot=False, lock="1/32", warm_up=8, steps=16, allocation_steps=2),
-    "hot units": Shape(64, 1, hot=True, lock="1/32", warm_up=128, steps=128, allocation_steps=16),
+    "hot units": Shape(64, 1, hot=True, lock="1/32", warm_up=16, steps=8, allocation_steps=2),
     "beside a subtree": Shape(64, 1, hot=False, idle="exclusive:orders/**", warm_up=8, steps=16, allocation_steps=2),
 }
 
