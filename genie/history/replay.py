@@ -159,6 +159,7 @@ class Replay:
 
     def _execute_cause(self, line: Queued | Locked | Released) -> None:
         """Execute the command that led to a recorded event."""
+        command: core.Command
         manager = self.manager
         if isinstance(line, Queued):
             if manager.table.find(line.id) is not None:
@@ -166,7 +167,7 @@ class Replay:
             if line.names:
                 manager.next_id = line.id
                 request = new_request(line)
-                command: core.Command = request
+                command = request
                 if isinstance(line, Granted):
                     command = _granting_command(manager, request)
                     if not self.grants:
@@ -175,9 +176,8 @@ class Replay:
         elif isinstance(line, Locked):
             if not self.grants:
                 manager.next_fence = line.fence
-            self._step(
-                *((Continue(), line.at, "continue") if manager.pending_grants else (Recover(), line.at, "recover"))
-            )
+            command = Continue() if manager.pending_grants else Recover()
+            self._step(command, line.at, type(command).__name__.lower(), ())
         else:
             found = manager.table.find(line.id)
             if found is None:

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli import main
-from genie.core import Context, Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
+from genie.core import Context, Continue, Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
+from genie.core.grant import MAX_CANDIDATES
 from genie.core.model import details_of
 from genie.history.archiver import archive_complete
 from genie.history.records import Granted, Line, Locked, Opened, Queued, Released
@@ -142,6 +143,20 @@ async def test_a_replay_begins_in_the_middle(
     replay = Replay()
     replay.run(lines_of(tmp_path))
     assert 0 < replay.grants < sum(isinstance(line, Locked | Granted) for line in whole)
+
+
+async def test_grants_that_a_step_has_left_for_later_are_repeated(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    holder = recording.request(0, "a")
+    for _ in range(MAX_CANDIDATES + 1):
+        recording.step(Request(("a",), ()), 1)
+    recording.step(Release(holder.id), 2)
+    assert recording.manager.pending_grants
+    recording.step(Continue(), 3)
+    recording.stop()
+    replay = Replay()
+    replay.run(lines_of(tmp_path))
+    assert replay.grants == MAX_CANDIDATES + 2
 
 
 async def test_a_request_with_any_of_is_granted_beside_waiters_that_it_does_not_conflict_with(tmp_path: Path) -> None:
