@@ -6,7 +6,7 @@ which end with the process of the server. So a recovered request may wait withou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from genie.core.deadlock import StepBudget, special_successors, strongly_connected_component, successors
 from genie.core.lock_table import LockTable
@@ -135,7 +135,7 @@ def _duplicate_positions(waiting: Iterable[Request], requests: Iterable[Request]
                 yield f"requests {other.id} and {request.id} have the same position in the queue of {name!r}"
 
 
-def _cycle(waiting: Sequence[Request], requests: Iterable[Request]) -> Iterator[str]:
+def _cycle(waiting: Sequence[Request], requests: Collection[Request]) -> Iterator[str]:
     """Yield a violation if owners wait for each other in a cycle, so that none of their requests can ever be granted.
 
     Removes owners that wait for no other owner, until each remaining owner waits for a remaining owner. With units or
@@ -143,8 +143,7 @@ def _cycle(waiting: Sequence[Request], requests: Iterable[Request]) -> Iterator[
     owners.
     """
     manager = LockManager()
-    for request in requests:
-        manager.adopt(request)
+    manager.load(requests)
     remaining: dict[Owner, int] = {}
     blocked_by: dict[Owner, list[Owner]] = {}
     owners = dict.fromkeys(request.owner for request in waiting)

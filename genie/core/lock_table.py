@@ -5,7 +5,7 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from itertools import accumulate, islice, repeat
 from math import inf
 from operator import add
@@ -17,6 +17,7 @@ from genie.core.special import (
     MAX_CLOSED_WAITERS,
     MAX_COMPARED_NAMES,
     MAX_EXAMPLES,
+    MAX_SEPARATE_SUBTREES,
     MAX_WAITERS_BELOW,
     NAMES_PER_WAITER_BELOW,
     Counted,
@@ -78,6 +79,7 @@ class LockTable:
         "detailed",
         "grants",
         "held",
+        "kept_open",
         "queue_entries",
         "resources",
         "specials",
@@ -109,6 +111,8 @@ class LockTable:
         """The subtrees in `resources`."""
         self.closing: set[str] = set()
         """Subtrees that no request names, and from which `close_slice` removes the waiters below them."""
+        self.kept_open: Container[str] = ()
+        """Subtrees that stay open although no request names them, because a loaded request is about to name them."""
         self.unmoved: list[Request] = []
         """Waiters below an ended subtree. Their stored position in the queue of the subtree is void. The lock manager clears
         the list."""
@@ -350,6 +354,33 @@ class LockTable:
             if max_cost < 0:
                 return False
         return True
+
+    def open_subtrees(self, subtrees: Collection[str]) -> None:
+        """Add the new ones of these subtrees, before `restore` adds the requests that name them.
+
+        If there are many of them, or the table is empty, all requests are read once. Otherwise `restore` opens each alone.
+        """
+        new = [name for name in subtrees if name not in self.subtrees]
+        if self.held and len(new) <= MAX_SEPARATE_SUBTREES:
+            return
+        opened: dict[str, Subtree] = {}
+        for name in new:
+            resource = self.subtrees[name] = self.get_or_create_resource(name)
+            resource.special = opened[name] = Subtree()
+            self.specials += 1
+        for request in self.held.values():
+            for name, mode in request.modes():
+                for subtree in possible_subtrees(name):
+                    if subtree in opened:
+                        opened[subtree].add(request, name, mode, 1)
+        waiting: dict[str, dict[int, Request]] = {}
+        for request in self.waiting.values():
+            for name in request.names():
+                for subtree in possible_subtrees(name):
+                    if subtree in opened:
+                        waiting.setdefault(subtree, {})[request.id] = request
+        for subtree, requests in waiting.items():
+            self._add_intentions_of_waiters(subtree, requests.values())
 
     def is_new(self, subtree: str) -> bool:
         """Return whether a request for a subtree must read all locks, because no other request names the subtree."""
@@ -613,6 +644,8 @@ class LockTable:
                 resource.special.by_transaction.pop(request.transaction, None)  # counted again if another request asks
             queue = resource.wait_queue
             if resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes())):
+                continue
+            if subtree in self.kept_open:
                 continue
             self.closing.add(subtree)
             if queue is not None and not keep_moved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from math import ceil, inf
 
 from genie.core import deadlock, reduction
@@ -101,8 +101,8 @@ class LockManager:
     The same commands at the same times give the same events. `unix_offset_ms` converts the times of
     commands to Unix time, for display.
 
-    The decisions of another process, such as the leader, are applied with `adopt`, `discard` and `add_outcome`, which grant
-    nothing.
+    The decisions of another process, such as the leader, are applied with `load`, `adopt`, `discard` and `add_outcome`, which
+    grant nothing.
     """
 
     def __init__(self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0) -> None:
@@ -266,6 +266,22 @@ class LockManager:
             return False
         table.drop_units(request.id, name, units)
         return True
+
+    def load(self, requests: Collection[Request], replaced: Iterable[int] = ()) -> None:
+        """Discard the requests with the ids `replaced`, and adopt `requests`.
+
+        `adopt` alone would read the whole table for each subtree that no other request names, and so for each change of the
+        request that does.
+        """
+        subtrees = {name for each in requests if each.details is not None for name in each.details.subtrees}
+        self.table.kept_open = subtrees
+        for id_ in replaced:
+            self.discard(id_)
+        self.table.kept_open = ()
+        if subtrees:
+            self.table.open_subtrees(subtrees)
+        for request in requests:
+            self.adopt(request)
 
     def adopt(self, request: Request) -> None:
         """Add a request in its current state, held or waiting, without granting any other request."""

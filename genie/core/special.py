@@ -24,6 +24,10 @@ NAMES_PER_WAITER_BELOW = 16
 MAX_COMPARED_NAMES = 2_000_000
 """Maximum number of locked names that are compared with new subtrees of one request, if it names several: their product."""
 
+MAX_SEPARATE_SUBTREES = 16
+"""Number of loaded subtrees for each of which all names are read. If more are new, each name is compared with all of them at
+once, which takes about as long."""
+
 MAX_CLOSED_WAITERS = 1_000
 """Number of waiters whose intentions one step removes from the queue of a subtree that is no longer locked or waited for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -146,15 +146,16 @@ class StateMachine:
         """
         manager, retained = self.manager, self.retained_replies
         # A loaded state is applied to an empty one, which has no old values.
-        if manager.table.held or manager.table.waiting or retained:
-            for id_ in batch.changes:
-                manager.discard(id_)
-                retained.pop(id_, None)
+        replaced: Iterable[int] = batch.changes if manager.table.held or manager.table.waiting or retained else ()
+        for id_ in replaced:
+            retained.pop(id_, None)
+        requests: list[Request] = []
         for id_, change in batch.changes.items():
             if isinstance(change, RetainedReply):
                 retained[id_] = change
             elif change is not None and change.state is not ENDED:
-                manager.adopt(change)
+                requests.append(change)
+        manager.load(requests, replaced)
         manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
 
     def __contains__(self, id_: int) -> bool:

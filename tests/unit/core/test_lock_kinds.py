@@ -25,6 +25,7 @@ from genie.core import (
     Recover,
     Release,
     Request,
+    lock_table,
 )
 from genie.core.invariants import find_violations
 from genie.core.model import State, details_of
@@ -288,7 +289,16 @@ def test_a_former_leader_restores_its_own_requests_like_their_records(seed: int)
 @pytest.mark.soak
 @searches
 def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> None:
-    """Each batch has several steps. Waiting requests without a session are not stored: here some without a transaction."""
+    """Each batch has several steps. Waiting requests without a session are not stored: here some without a transaction.
+
+    A batch opens its new subtrees together, or each alone.
+    """
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(lock_table, "MAX_SEPARATE_SUBTREES", seed % 3)
+        follow(seed)
+
+
+def follow(seed: int) -> None:
     random = Random(seed)  # noqa: S311
     leader, follower, decoder = Leader(random, LockManager()), StateMachine(), RecordDecoder()
     all_stored = seed % 2 == 0

@@ -130,7 +130,7 @@ def random_request(random: Random) -> Request:
 
 
 def test_a_long_cycle_is_rejected_and_a_shorter_one_is_a_deadlock() -> None:
-    for length, expected in ((400, Deadlocked), (1_000, GraphFull)):
+    for length, expected in ((500, Deadlocked), (700, GraphFull)):
         manager = LockManager()
         for number in range(length):
             request = ask(f"T{number}")

@@ -5,6 +5,8 @@ Instructions are counted, never time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from random import Random
 
 import pytest
@@ -58,6 +60,57 @@ def test_the_subtree_of_all_names_takes_no_instructions_for_exclusive_locks() ->
         step(counter.manager, str(number))
     counter.count(request_for("**"))
     assert counter.instructions < NAMES
+
+
+def load(manager: LockManager, requests: list[Request], replaced: Sequence[int] = ()) -> int:
+    """Load copies of requests, as a follower does. Return the instructions that this took."""
+    counter = InstructionCounter()
+    counter.run(manager.load, deepcopy(requests), replaced)
+    check(manager)
+    return counter.instructions
+
+
+def test_loaded_subtrees_do_not_read_all_names_each() -> None:
+    """A new leader may load thousands of subtrees beside a million names."""
+
+    def instructions(subtrees: int) -> int:
+        original, loaded = LockManager(), LockManager()
+        for number in range(NAMES):
+            step(original, f"{number % 200}/{number}")
+        for number in range(subtrees):
+            step(original, f"other/{number}/**")
+        held = list(original.table.held.values())
+        work = load(loaded, held)  # the subtrees are the last ones
+        assert len(loaded.table.subtrees) == subtrees
+        return work
+
+    assert (instructions(200) - instructions(100)) / 100 < NAMES / 2  # not even one for each name
+
+
+def test_a_batch_reads_all_names_once_for_all_its_subtrees() -> None:
+    def instructions(subtrees: int) -> int:
+        original, loaded = LockManager(), LockManager()
+        for number in range(NAMES):
+            step(original, f"{number % 200}/{number}")
+        load(loaded, list(original.table.held.values()))
+        new = [step(original, shared=(f"{number}/**",)) for number in range(subtrees)]
+        return load(loaded, new)
+
+    assert (instructions(200) - instructions(100)) / 100 < 2 * NAMES  # alone, each would read each name with 12 instructions
+
+
+def test_a_change_of_a_request_for_a_subtree_does_not_read_the_names_again() -> None:
+    """A follower replaces the request, for example when it is extended. Meanwhile no other request names the subtree."""
+
+    def instructions(names: int) -> int:
+        manager = LockManager()
+        for number in range(names):
+            step(manager, f"a/{number}", transaction="T")
+        subtree = step(manager, "a/**", transaction="T")
+        step(manager, "a/0")
+        return load(manager, [subtree], [subtree.id])
+
+    assert instructions(NAMES) == instructions(100)
 
 
 def test_the_locks_of_a_transaction_are_counted_only_once() -> None:
