@@ -2,8 +2,8 @@
 
     python benchmarks/soak.py [--seconds S] [--page FILE]
 
-A Redis, two Genie servers (a leader and a follower) and 32 clients in this process run for S seconds. In turn the leader is
-killed, Redis is stopped for a second, and the follower is killed; a killed server is started again. The page needs no
+A Redis, two Genie servers (a leader and a follower) and 32 clients in this process run for S seconds. The clients use all kinds
+of locks: exclusive, shared, units and a subtree. In turn the leader is killed, Redis is stopped for a second, and the follower is killed; a killed server is started again. The page needs no
 network and no other file.
 """
 
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from html import escape
 from itertools import cycle
@@ -33,7 +34,10 @@ from benchmarks.peers.processes import accepts, free_port  # noqa: E402
 
 CLIENTS = 32
 SHARED_KEYS = 8
-"""One of four locks is on one of these keys, which all clients use."""
+POOL_UNITS = 8
+KINDS = {"own name": 72, "exclusive": 10, "shared": 8, "units": 9, "subtree": 1}
+"""What a client locks, with weights: a name of its own; one of `SHARED_KEYS` names that all clients use, in either mode; 1 to 3
+of `POOL_UNITS` units of one resource; or all the shared names as a subtree."""
 START_LIMIT_S = 30.0
 WIDTH, HEIGHT, MARGIN = 900, 150, 60
 
@@ -53,6 +57,8 @@ class Samples:
     """Resident memory of Redis."""
     faults: list[tuple[float, str]] = field(default_factory=list)
     errors: int = 0
+    cycles: Counter[str] = field(default_factory=Counter)
+    """The number of cycles of each of the `KINDS`."""
 
 
 class Deployment:
@@ -166,12 +172,12 @@ class Soak:
     async def _lock_and_release(self, client: genie.Client, number: int) -> None:
         chance = random.Random()
         while time.monotonic() < self._ends_at:
-            shared = chance.randrange(4) == 0
+            [kind] = chance.choices(list(KINDS), KINDS.values())
+            lock = lock_of(kind, number, chance)
             asked = time.perf_counter()
-            async with client.lock(
-                f"shared/{chance.randrange(SHARED_KEYS)}" if shared else f"own/{number}", queue_timeout=5
-            ):
+            async with client.lock(lock, queue_timeout=5):
                 self._latencies_s.append(time.perf_counter() - asked)
+            self.samples.cycles[kind] += 1
 
     async def _inject(self) -> None:
         deployment = self._deployment
@@ -197,6 +203,17 @@ class Soak:
             samples.p99_ms.append(taken[len(taken) * 99 // 100] * 1000 if taken else 0.0)
             samples.server_mib.append(sum(resident_mib(server.pid) for server in deployment.servers))
             samples.redis_mib.append(resident_mib(deployment.redis.pid))
+
+
+def lock_of(kind: str, number: int, chance: random.Random) -> str:
+    """Return a random lock of one of the `KINDS` for the client with this number."""
+    if kind == "own name":
+        return f"own/{number}"
+    if kind == "units":
+        return genie.units("pool", chance.randint(1, 3), of=POOL_UNITS)
+    if kind == "subtree":
+        return genie.subtree("shared/")
+    return f"{kind}:shared/{chance.randrange(SHARED_KEYS)}"
 
 
 def resident_mib(pid: int) -> float:
@@ -243,6 +260,7 @@ def report(samples: Samples) -> str:
         )
     )
     rows = "".join(f"<tr><td>{at:.1f} s</td><td>{escape(kind)}</td></tr>" for at, kind in samples.faults)
+    counts = "".join(f"<tr><td>{kind}</td><td>{samples.cycles[kind]:,}</td></tr>" for kind in KINDS)
     style = (
         "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:940px}h2{font-size:14px;margin:1.5em 0 0}"
         "svg{width:100%}polyline{fill:none;stroke:#175cd3;stroke-width:1.5}.axis{stroke:#98a2b3}"
@@ -251,7 +269,8 @@ def report(samples: Samples) -> str:
     summary = f"{sum(samples.rate):,.0f} cycles, {len(samples.faults)} faults, {samples.errors:,} errors that clients have seen."
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Soak</title><style>{style}</style><h1>Soak</h1>'
-        f"<p>{summary} The red lines are faults.</p>{plots}<h2>Faults</h2><table>{rows}</table></html>\n"
+        f"<p>{summary} The red lines are faults.</p>{plots}<h2>Cycles</h2><table>{counts}</table>"
+        f"<h2>Faults</h2><table>{rows}</table></html>\n"
     )
 
 
@@ -270,7 +289,9 @@ def main() -> None:
     options.page.parent.mkdir(parents=True, exist_ok=True)
     options.page.write_text(report(samples))
     print(
-        f"{sum(samples.rate):,.0f} cycles, {len(samples.faults)} faults, {samples.errors:,} errors; see {options.page}"
+        f"{sum(samples.rate):,.0f} cycles, {len(samples.faults)} faults, {samples.errors:,} errors; see {options.page}",
+        *(f"{kind}: {count:,} cycles" for kind, count in samples.cycles.most_common()),
+        sep="\n",
     )
 
 

@@ -5,7 +5,7 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import accumulate, islice, repeat
 from math import inf
 from operator import add
@@ -369,16 +369,12 @@ class LockTable:
             resource.special = opened[name] = Subtree()
             self.specials += 1
         for request in self.held.values():
-            for name, mode in request.modes():
-                for subtree in possible_subtrees(name):
-                    if subtree in opened:
-                        opened[subtree].add(request, name, mode, 1)
+            for subtree, name, mode in _names_below(request, opened):
+                opened[subtree].add(request, name, mode, 1)
         waiting: dict[str, dict[int, Request]] = {}
         for request in self.waiting.values():
-            for name in request.names():
-                for subtree in possible_subtrees(name):
-                    if subtree in opened:
-                        waiting.setdefault(subtree, {})[request.id] = request
+            for subtree, _, _ in _names_below(request, opened):
+                waiting.setdefault(subtree, {})[request.id] = request
         for subtree, requests in waiting.items():
             self._add_intentions_of_waiters(subtree, requests.values())
 
@@ -643,9 +639,8 @@ class LockTable:
                 assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
                 resource.special.by_transaction.pop(request.transaction, None)  # counted again if another request asks
             queue = resource.wait_queue
-            if resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes())):
-                continue
-            if subtree in self.kept_open:
+            is_named = resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes()))
+            if is_named or subtree in self.kept_open:
                 continue
             self.closing.add(subtree)
             if queue is not None and not keep_moved:
@@ -778,6 +773,14 @@ class LockTable:
     def _discard_if_empty(self, name: str, transaction: Transaction) -> None:
         if not transaction.held and not transaction.waiting:
             del self.transactions[name]
+
+
+def _names_below(request: Request, subtrees: Container[str]) -> Iterator[tuple[str, str, QueueMode]]:
+    """Yield each subtree of `subtrees` above a name of a request, with the name and its mode."""
+    for name, mode in request.modes():
+        for subtree in possible_subtrees(name):
+            if subtree in subtrees:
+                yield subtree, name, mode
 
 
 def _has_name_below(names: Iterable[str], subtree: str) -> bool:

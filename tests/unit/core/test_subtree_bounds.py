@@ -96,7 +96,9 @@ def test_a_batch_reads_all_names_once_for_all_its_subtrees() -> None:
         new = [step(original, shared=(f"{number}/**",)) for number in range(subtrees)]
         return load(loaded, new)
 
-    assert (instructions(200) - instructions(100)) / 100 < 2 * NAMES  # alone, each would read each name with 12 instructions
+    assert (
+        instructions(200) - instructions(100)
+    ) / 100 < 2 * NAMES  # alone, each would read each name with 12 instructions
 
 
 def test_a_change_of_a_request_for_a_subtree_does_not_read_the_names_again() -> None:
