@@ -38,7 +38,7 @@ class ExpiryTimer:
         """
         deadline = min(self.request_deadlines.next, self.session_deadlines.next)
         if self._manager.pending_grants or self._events:
-            deadline = 0.0
+            deadline = self.request_deadlines.soonest = 0.0  # the timer must be set again if it fires during a commit
         if deadline < self.at:
             self.cancel()
             self.at = deadline
