@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from genie.admin.models import HotList, Waits
+from genie.admin.models import Edge, HotList, Waits
 from genie.cli.format import Column, fit_table, width, wrap_items, wrap_text
 from genie.cli.top import Line, Snapshot, render
 from genie.version import VERSION
@@ -81,6 +81,17 @@ def test_waiters_without_known_blockers_and_holders_without_hold_time() -> None:
     assert lines[line + 2].split() == [*[f"#{WAITERS[0]}", str(WAITERS[0]), "9.0", "s", "-", "-", "shared:a", "-", "-"]]
     line = lines.index("Longest queues, among the oldest waiters")
     assert lines[line + 2].split()[-2:] == ["-", "1"]
+
+
+def test_locks_of_units_and_subtrees_are_shown_as_they_are_requested() -> None:
+    pool = Edge(
+        waiter=WAITERS[0], blocker=HOLDER, resource="pool", mode="units", state="held", since=NOW, units=2, of=10
+    )
+    above = Edge(waiter=WAITERS[1], blocker=HOLDER, resource="a/**", mode="exclusive", state="queued", since=NOW)
+    snapshot = Snapshot(state(), msgspec.structs.replace(WAITS, edges=[pool, above]), HOT)
+    lines = texts(render(snapshot, 120, 30))
+    line = lines.index("Longest waits (6 of 30)")
+    assert [lines[line + number].split()[-4] for number in (2, 3)] == ["2/10:pool", "exclusive:a/**"]
 
 
 def test_at_80_columns_ids_are_dropped_and_transactions_are_complete() -> None:

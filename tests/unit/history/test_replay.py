@@ -253,6 +253,39 @@ async def test_changes_have_their_effect(tmp_path: Path) -> None:
     assert "use priority=NUMBER" in wrong.output
 
 
+async def test_changes_of_units_and_subtrees_have_their_effect(tmp_path: Path) -> None:
+    """`job` waits for one of two units, `close` for the subtree below which they are, and `late` for a name below it."""
+    recording = Recording(tmp_path)
+
+    def request(now: float, transaction: str, *names: str, units: int = 0) -> Request:
+        request = Request((), names, transaction=transaction)
+        request.details = details_of((), names, {"x/pool": (units, 2)} if units else {})
+        recording.step(request, now)
+        return request
+
+    holder = request(0, "holder", units=2)
+    job = request(1, "job", units=1)
+    close = request(2, "close", "x/**")
+    late = request(3, "late", "x/1")
+    for now, each in ((100, holder), (110, job), (120, close), (130, late)):
+        recording.release(now, each)
+    recording.stop()
+    lines = lines_of(tmp_path)
+    recorded, simulated = what_if(lines, 0, None)
+    assert recorded == simulated
+
+    def waits(change: Change) -> list[float | None]:
+        outcome = what_if(lines, 0, change)[1]
+        return [outcome.waits.get(each.id) for each in (holder, job, close, late)]
+
+    assert waits(Change(transaction="none")) == [0, 99, 108, 117]
+    assert waits(Change(transaction="holder", remove=True)) == [None, 0, 9, 18]
+    assert waits(Change(transaction="job", remove=True)) == [0, None, 98, 107]
+    assert waits(Change(transaction="close", remove=True)) == [0, 99, None, 0]
+    assert waits(Change(transaction="late", priority=1)) == [0, 99, 108, 0]
+    assert waits(Change(transaction="close", priority=1)) == [0, 109, 98, 107]
+
+
 async def test_a_removed_request_that_was_held_before_the_period_grants_its_waiters(tmp_path: Path) -> None:
     manager = LockManager(unix_offset_ms=T0)
     slow = Request((), ("a",), transaction="slow")
