@@ -82,6 +82,10 @@ MAX_EXPIRED_SESSIONS = 1_000
 """Maximum number of expired sessions, of their locks and of their retained replies, together, that end in one batch. The last
 session may exceed the limit."""
 
+MAX_EXPIRED_LOCKS = 250
+"""Maximum number of locks, held or waited for, of expired requests, and of the locks that are granted in their place, that one
+batch ends and grants. A waiting request that times out costs more than another end: its event describes its blockers."""
+
 EXPENSIVE_S = 0.0005
 """A command that takes longer than this many seconds is expensive, for example because it has searched for a deadlock. The
 commands that follow wait for a later batch."""
@@ -100,7 +104,7 @@ WATCH_COMMANDS = frozenset((Watch, Unwatch))
 """Commands that change the prefixes that a connection watches. They wait for the watch events of earlier changes."""
 
 _SERVER = build.description()
-_EXPIRE = Expire()
+_EXPIRE = Expire(MAX_EXPIRED_LOCKS)
 
 
 class Dispatcher:

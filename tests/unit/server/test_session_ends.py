@@ -9,6 +9,10 @@ import pytest
 from genie.core import grant
 from genie.server import dispatcher
 from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, exceed_store_timeout, expire, hold
+from work.opcodes import OpcodeCounter
+
+MAX_EXPIRY_INSTRUCTIONS = 650_000
+"""Instructions of a batch that ends expired requests, about 10 ms."""
 
 
 @pytest.fixture(name="world")
@@ -171,6 +175,28 @@ async def test_many_expired_requests_end_in_slices_of_locks(world: World) -> Non
     ended = await world.slices(other)
     assert sum(ended) == 4_000
     assert max(world.store.changes[began:]) <= 5, "of 200 locks each"
+
+
+@pytest.mark.parametrize("names", [("name/0",), ("1/1:pool",), tuple(f"name/{number}" for number in range(20))])
+async def test_many_requests_that_time_out_together_end_in_slices(world: World, names: tuple[str, ...]) -> None:
+    """Each of their replies describes what has blocked the request. Measured in bytecode instructions."""
+    holder, waiting, other = Client(world), Client(world), Client(world)
+    resources = [name if ":" in name else f"exclusive:{name}" for name in names]
+    holder.send("request", resources=resources, transactionTimeout=3_600_000)
+    for _ in range(2 * LOCKS):
+        waiting.send("request", resources=resources, queueTimeout=1_000)
+    await world.settle()
+    world.now = 2_000.0
+    most = 0
+    while world.table.waiting:
+        counter = OpcodeCounter()
+        counter.start()
+        expire(world.pipeline)
+        counter.stop()
+        most = max(most, counter.count)
+        await world.slices(other)
+    assert most < MAX_EXPIRY_INSTRUCTIONS
+    assert waiting.commands().count("released") == 2 * LOCKS
 
 
 async def test_a_release_that_grants_very_many_requests_grants_them_in_slices(
