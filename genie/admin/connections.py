@@ -21,7 +21,9 @@ from typing import Final
 
 import structlog
 
+from genie.opening_turns import OpeningTurns
 from genie.tls import describe_error
+from genie.tls_accept import accept_tls
 
 log = structlog.get_logger()
 
@@ -164,6 +166,7 @@ class AdminConnections:
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         """The listening sockets. The timer: `accept` failed, and is tried again then."""
         self.input_turns = InputTurns()
+        self._handshake_turns = OpeningTurns()
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._established)
@@ -228,13 +231,19 @@ class AdminConnections:
     async def _set_up(self, connection: Admitted) -> None:
         """Connect the socket with its protocol, after the TLS handshake if there is one. A failure is logged."""
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._make_protocol(connection),
-                connection.sock,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else FIRST_REQUEST_TIMEOUT_S,
-                ssl_shutdown_timeout=None if self._tls is None else TLS_SHUTDOWN_TIMEOUT_S,
-            )
+            if self._tls is None:
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: self._make_protocol(connection), connection.sock
+                )
+            else:
+                await accept_tls(
+                    connection.sock,
+                    self._tls,
+                    self._handshake_turns,
+                    lambda: self._make_protocol(connection),
+                    handshake_timeout_s=FIRST_REQUEST_TIMEOUT_S,
+                    shutdown_timeout_s=TLS_SHUTDOWN_TIMEOUT_S,
+                )
         except OSError as error:  # includes ssl.SSLError
             log.debug("TLS handshake failed on the admin port", peer=connection.address, reason=describe_error(error))
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import socket
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import structlog
 
 from genie.observability.limited_log import log_limited
-from genie.server.opening_turns import OpeningTurns
+from genie.opening_turns import OpeningTurns
 from genie.server.partial_lines import LineOwner, PartialLines
 from genie.server.tls import HANDSHAKE_SOCKET
 from genie.server.unread_output import SlowConsumer, UnreadOutput
 from genie.tasks import cancel_and_wait
 from genie.tls import describe_error
+from genie.tls_accept import accept_tls
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -77,6 +79,8 @@ class AdmissionControl(Generic[C]):
         """The incomplete lines of all connections, and their limits."""
         self.opening_turns = OpeningTurns()
         """The turns of the connections that are not READY."""
+        self.handshake_turns = OpeningTurns()
+        """The turns of the TLS handshakes."""
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits of connections, in total and by address. Open connections stay open."""
@@ -161,6 +165,8 @@ HANDSHAKE_TIMEOUT_S = 10.0
 """Maximum duration of a TLS handshake in seconds."""
 TLS_SHUTDOWN_TIMEOUT_S = 5.0
 """Seconds that a client has to confirm the end of a TLS connection before it is aborted."""
+ACCEPTS_PER_ITERATION = 16
+"""Maximum number of connections that an iteration of the event loop accepts."""
 ACCEPT_RETRY_S = 0.5
 """Pause in seconds after `accept` failed, usually because file descriptors or memory are exhausted."""
 
@@ -198,7 +204,9 @@ class TlsListener(Generic[C]):
     async def _accept(self, sock: socket.socket) -> None:
         """Accept connections and start their TLS handshakes, until the task is cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
+        for number in itertools.count():
+            if number % ACCEPTS_PER_ITERATION == 0:
+                await asyncio.sleep(0)  # `sock_accept` does not wait if a connection is there
             try:
                 client, peer = await loop.sock_accept(sock)
             except ConnectionError:  # the client closed the connection before it was accepted
@@ -217,8 +225,8 @@ class TlsListener(Generic[C]):
                 client.close()
 
 
-class _TlsHandshake(asyncio.Protocol, Generic[C]):
-    """The protocol of a connection during its TLS handshake, which counts as a connection."""
+class _TlsHandshake(Generic[C]):
+    """The TLS handshake of a connection, which counts as a connection."""
 
     def __init__(self, admission: AdmissionControl[C], make_connection: Callable[[], asyncio.Protocol]) -> None:
         self._admission = admission
@@ -230,12 +238,13 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
         try:
             peer = client.getpeername()
             HANDSHAKE_SOCKET.set(client.fileno())  # so that a failed handshake can send its TLS alert
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self,
+            await accept_tls(
                 client,
-                ssl=tls.wire,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-                ssl_shutdown_timeout=TLS_SHUTDOWN_TIMEOUT_S,
+                tls.wire,
+                self._admission.handshake_turns,
+                self._complete,
+                handshake_timeout_s=HANDSHAKE_TIMEOUT_S,
+                shutdown_timeout_s=TLS_SHUTDOWN_TIMEOUT_S,
             )
         except OSError as error:  # includes ssl.SSLError
             timed_out = isinstance(error, ConnectionAbortedError)  # how asyncio reports a handshake timeout
@@ -244,12 +253,10 @@ class _TlsHandshake(asyncio.Protocol, Generic[C]):
         finally:
             self._admission.end_handshake(self)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Replace this protocol with a `Connection`, because the handshake is complete.
+    def _complete(self) -> asyncio.Protocol:
+        """Return the protocol of the connection, because the handshake is complete.
 
         The connection is counted from now on, instead of the handshake.
         """
         self._admission.end_handshake(self)
-        connection = self._make_connection()
-        cast("asyncio.Transport", transport).set_protocol(connection)
-        connection.connection_made(transport)
+        return self._make_connection()

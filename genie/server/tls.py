@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from genie.errors import Code, RequestRejected
 from genie.protocol import replies
 from genie.tls import MIN_VERSION, certificate_expiry, load_ca, load_certificate
+from genie.tls_accept import TurnsContext, TurnsObject
 
 if TYPE_CHECKING:
     from genie.config import TlsSettings
@@ -88,7 +89,7 @@ def _make_context(settings: TlsSettings, client_certificates: ssl.VerifyMode) ->
     return context
 
 
-class _Handshake(ssl.SSLObject):
+class _Handshake(TurnsObject):
     """Sends the TLS alert of a failed handshake to the client, which the event loop does not do."""
 
     outgoing: ssl.MemoryBIO
@@ -112,7 +113,7 @@ class _Handshake(ssl.SSLObject):
             raise
 
 
-class _Context(ssl.SSLContext):
+class _Context(TurnsContext):
     """Creates a `_Handshake` for each connection."""
 
     sslobject_class = _Handshake

@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 
 import genie
 import genie.sync
+from genie import opening_turns
 from genie.client.config import ClientOptions, parse_addresses
 from genie.config import Settings
 from genie.errors import Unavailable
@@ -157,6 +158,45 @@ def test_a_stalled_handshake_is_counted_and_closed(
     with capture_logs() as log:
         run(work())
     assert [line["reason"] for line in log if line["event"] == "TLS handshake failed"] == ["timed out after 0.2 s"]
+
+
+def test_handshakes_at_the_same_moment_take_turns(
+    run: Callable[[Any], Any], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handshake takes about a millisecond, and thousands of clients may begin theirs at once, without a token."""
+    steps = 0
+    do_handshake = ssl.SSLObject.do_handshake
+
+    def count(handshake: ssl.SSLObject) -> None:
+        nonlocal steps
+        steps += 1
+        do_handshake(handshake)
+
+    def client_hello() -> bytes:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        with suppress(ssl.SSLWantReadError):
+            do_handshake(certificates.context().wrap_bio(incoming, outgoing, server_hostname="localhost"))
+        return outgoing.read()
+
+    async def work() -> None:
+        async with serving(certificates) as (server, address):
+            clients = [await asyncio.open_connection(*address) for _ in range(20)]
+            await until(lambda: len(server.connections) == len(clients) and steps == len(clients))
+            for _, writer in clients:
+                writer.write(client_hello())
+            while steps < 2 * len(clients):
+                before = steps
+                await asyncio.sleep(0)
+                assert steps - before <= 2
+            for reader, writer in clients:
+                assert await reader.readexactly(1) == b"\x16"
+                writer.transport.abort()
+            await until(lambda: not len(server.connections))
+            assert b"pong" in await exchange(address, certificates.context())
+
+    monkeypatch.setattr(ssl.SSLObject, "do_handshake", count)
+    monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
+    run(work())
 
 
 def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], certificates: Certificates) -> None:

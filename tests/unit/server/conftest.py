@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from genie.server import connection, dispatcher, opening_turns, scheduler
+from genie import opening_turns
+from genie.server import connection, dispatcher, scheduler
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from genie import opening_turns
 from genie.server import connection as connection_module
-from genie.server import opening_turns
 from support.core.sliced_pipeline import Client, World
 
 CONNECTIONS = 20

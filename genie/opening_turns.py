@@ -1,4 +1,7 @@
-"""Turns for the input of connections that are not READY yet. No scheduler queues this input, so its time is limited here."""
+"""Turns for the first input of connections: TLS handshakes, and lines of connections that are not READY yet.
+
+No scheduler queues this input, so its time is limited here.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,12 @@ class OpeningTurns:
     def run(self, process: Callable[[], None]) -> None:
         """Process input now."""
         started = time.monotonic()
-        process()
-        self._remaining_s -= time.monotonic() - started
-        if self._remaining_s <= 0:
-            self._schedule()
+        try:
+            process()
+        finally:
+            self._remaining_s -= time.monotonic() - started
+            if self._remaining_s <= 0:
+                self._schedule()
 
     def postpone(self, process: Callable[[], None]) -> None:
         """Process input in a later iteration of the event loop."""
@@ -51,9 +56,11 @@ class OpeningTurns:
     def _run_waiting(self) -> None:
         """Process the waiting input for the time of one iteration."""
         self._is_scheduled, self._remaining_s = False, OPENING_BATCH_S
-        for _ in range(len(self._waiting)):  # a connection that is postponed again waits for the next iteration
-            self.run(self._waiting.popleft())
-            if self._remaining_s <= 0:
-                break
-        if self._waiting:
-            self._schedule()
+        try:
+            for _ in range(len(self._waiting)):  # a connection that is postponed again waits for the next iteration
+                self.run(self._waiting.popleft())
+                if self._remaining_s <= 0:
+                    break
+        finally:
+            if self._waiting:
+                self._schedule()
