@@ -6,6 +6,8 @@ from bisect import bisect_left, bisect_right, insort
 from itertools import islice
 from math import inf
 
+from genie.core.tables import LARGE_SIZES, compact
+
 NEVER = 2**62
 """The deadline of a request that waits without a time limit. Such a request is not added to `Deadlines`."""
 
@@ -62,7 +64,10 @@ class Deadlines:
 
     def discard(self, tick: int, id: int) -> None:
         """Remove `id`, which was added with the deadline `tick`."""
-        del self._ticks[tick][id]
+        ids = self._ticks[tick]
+        del ids[id]
+        if len(ids) in LARGE_SIZES:
+            compact(ids)
 
     @property
     def next(self) -> float:

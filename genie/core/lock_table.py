@@ -5,6 +5,7 @@ The table only stores state. `grant.py` and `manager.py` decide which request is
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import accumulate, islice, repeat
 from math import inf
@@ -26,6 +27,7 @@ from genie.core.special import (
     range_below,
     with_intention,
 )
+from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, MIN_CHECKED_SIZE, compact, ordered
 from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
@@ -65,6 +67,17 @@ class Transaction:
         """Cache of the lock order analysis: the classes of the names in `held`. None if a request was removed since the
         classes were computed."""
 
+    def add_waiting(self, request: Request) -> None:
+        """Add a waiting request."""
+        self.waiting[request.id] = request
+        if len(self.waiting) == MANY_ITEMS:
+            self.waiting = ordered(self.waiting)
+
+    def compact(self) -> None:
+        """Free the slots of removed items. Called when the number of grants, or of held requests, falls below a power of 2."""
+        compact(self.held)
+        compact(self.grants)
+
 
 class LockTable:
     """All held and waiting requests. A resource or transaction without requests is not in the table.
@@ -101,7 +114,7 @@ class LockTable:
         """The number of wait-queue entries of all resources, with intentions: a request may wait below hundreds of subtrees."""
         self.held: dict[int, Request] = {}
         """Held requests by id."""
-        self.waiting: dict[int, Request] = {}
+        self.waiting: dict[int, Request] = OrderedDict()  # its first items are often removed, and it is iterated often
         """Waiting requests by id, in order of arrival."""
         self.uncontended: dict[str, Request] = _dict_with_stored_hashes()
         """The only holder of each uncontended resource, by resource name."""
@@ -159,7 +172,7 @@ class LockTable:
 
     # -- Changes ------------------------------------------------------------------------
 
-    def add_held(self, request: Request) -> None:
+    def add_held(self, request: Request) -> None:  # noqa: C901 - the hot path
         """Make a request a holder of all its resources."""
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         self.held[id_] = request
@@ -170,11 +183,18 @@ class LockTable:
                     uncontended[name] = request
                     continue
                 resource = self.get_or_create_resource(name)
-            resource.holders[id_] = request
+            holders = resource.holders
+            holders[id_] = request
+            if len(holders) == MANY_ITEMS:
+                resource.holders = ordered(holders)
             resource.exclusive_count += 1
             self.grants += 1
         for name in request.shared:
-            self.get_or_create_resource(name).holders[id_] = request
+            resource = self.get_or_create_resource(name)
+            holders = resource.holders
+            holders[id_] = request
+            if len(holders) == MANY_ITEMS:
+                resource.holders = ordered(holders)
             self.grants += 1
         if self.specials:
             self._add_units(request)
@@ -189,7 +209,9 @@ class LockTable:
                 for name in request.names():
                     grants[name] = grants.get(name, 0) + 1
 
-    def remove_held(self, request: Request, *, keep_moved: bool = False) -> AffectedQueues:
+    def remove_held(  # noqa: C901 - the hot path
+        self, request: Request, *, keep_moved: bool = False
+    ) -> AffectedQueues:
         """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now.
 
         `keep_moved`: see `close_specials`.
@@ -202,7 +224,10 @@ class LockTable:
                 del uncontended[name]
                 continue
             resource = resources[name]
-            del resource.holders[id_]
+            holders = resource.holders
+            del holders[id_]
+            if len(holders) in CHECKED_SIZES:
+                compact(holders)
             self.grants -= 1
             resource.exclusive_count -= 1
             if resource.wait_queue is not None:
@@ -211,7 +236,10 @@ class LockTable:
                 self._remove_resource(name, resource)
         for name in request.shared:
             resource = resources[name]
-            del resource.holders[id_]
+            holders = resource.holders
+            del holders[id_]
+            if len(holders) in CHECKED_SIZES:
+                compact(holders)
             self.grants -= 1
             if resource.wait_queue is not None:
                 affected.append((name, S, None))
@@ -234,7 +262,7 @@ class LockTable:
         request.queue_entry = (-request.priority, request.id, request)
         self.waiting[request.id] = request
         if request.transaction is not None:
-            self._transaction(request.transaction).waiting[request.id] = request
+            self._transaction(request.transaction).add_waiting(request)
         moved: dict[Request, int] = {}
         if self.specials:
             for name, mode in self._special_queues(request):
@@ -262,7 +290,7 @@ class LockTable:
             return
         self.waiting[request.id] = request
         if request.transaction is not None:
-            self._transaction(request.transaction).waiting[request.id] = request
+            self._transaction(request.transaction).add_waiting(request)
         for name, mode in self._special_queues(request):
             self.wait_queue(name).restore(name, request, mode)
 
@@ -282,6 +310,8 @@ class LockTable:
         if request.transaction is not None:
             transaction = self.transactions[request.transaction]
             del transaction.waiting[request.id]
+            if len(transaction.waiting) in CHECKED_SIZES:
+                compact(transaction.waiting)
             self._discard_if_empty(request.transaction, transaction)
 
     def withdraw(self, request: Request) -> None:
@@ -433,14 +463,20 @@ class LockTable:
             self.specials += 1
         assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
         resource.special.add(None, units)
-        resource.holders[id] = request
+        holders = resource.holders
+        holders[id] = request
+        if len(holders) == MANY_ITEMS:
+            resource.holders = ordered(holders)
         self.grants += 1
         self.detailed += 1
 
     def drop_units(self, id: int, name: str, units: int) -> None:
         """Undo `hold_units`."""
         resource = self.resources[name]
-        del resource.holders[id]
+        holders = resource.holders
+        del holders[id]
+        if len(holders) in CHECKED_SIZES:
+            compact(holders)
         self.grants -= 1
         self.detailed -= 1
         if resource.holders:
@@ -454,7 +490,7 @@ class LockTable:
         """Make a request a holder of its units."""
         for name, (units, _) in request.units.items():
             resource = self.resources[name]
-            resource.holders[request.id] = request
+            resource.add_holder(request.id, request)
             self.grants += 1
             assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
             resource.special.add(request.transaction, units)
@@ -464,7 +500,7 @@ class LockTable:
         affected: AffectedQueues = []
         for name, (units, _) in request.units.items():
             resource = self.resources[name]
-            del resource.holders[request.id]
+            resource.remove_holder(request.id)
             self.grants -= 1
             assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
             resource.special.remove(request.transaction, units)
@@ -637,7 +673,7 @@ class LockTable:
                 continue
             if request.transaction is not None:
                 assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
-                resource.special.by_transaction.pop(request.transaction, None)  # counted again if another request asks
+                resource.special.forget(request.transaction)  # counted again if another request asks
             queue = resource.wait_queue
             is_named = resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes()))
             if is_named or subtree in self.kept_open:
@@ -764,10 +800,14 @@ class LockTable:
         if not transaction.held:
             grants.clear()
         else:
+            grants_before = len(grants)
             for name in request.names():
                 grants[name] -= 1
                 if not grants[name]:
                     del grants[name]
+            halved = grants_before > MIN_CHECKED_SIZE and grants_before.bit_length() != len(grants).bit_length()
+            if halved or len(transaction.held) in CHECKED_SIZES:  # many requests may hold one resource
+                transaction.compact()
         self._discard_if_empty(owner, transaction)
 
     def _discard_if_empty(self, name: str, transaction: Transaction) -> None:

@@ -43,6 +43,7 @@ from genie.core.grant import (
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
+from genie.core.tables import MIN_CHECKED_SIZE
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_LISTED_BLOCKERS,
@@ -219,12 +220,16 @@ class LockManager:
             del uncontended[name]
         if request.transaction is not None:
             transaction = table.transactions[request.transaction]
+            grants = transaction.grants
+            grants_before = len(grants)
             del transaction.held[id]
             transaction.held_classes = None
             for name in request.exclusive:
-                del transaction.grants[name]  # its only grant, because the resource is uncontended
+                del grants[name]  # its only grant, because the resource is uncontended
             if not transaction.held and not transaction.waiting:
                 del table.transactions[request.transaction]
+            elif grants_before > MIN_CHECKED_SIZE and grants_before.bit_length() != len(grants).bit_length():
+                transaction.compact()
         self.deadlines.discard(request.deadline, id)
         request.state = ENDED
         self._outcomes.add(id, SUCCESS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from genie.core.model import Owner, Request
+from genie.core.tables import CHECKED_SIZES, compact
 from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, UnitCount
 
 MAX_EXAMPLES = 32
@@ -101,6 +102,8 @@ class Counted:
             self.by_transaction[transaction] -= units
             if not self.by_transaction[transaction]:
                 del self.by_transaction[transaction]
+                if len(self.by_transaction) in CHECKED_SIZES:
+                    compact(self.by_transaction)
 
     def begin_wait(self, transaction: str, asked: UnitCount) -> None:
         """Count the units that a new waiting request asks for."""
@@ -113,6 +116,8 @@ class Counted:
         count, others, smallest = self.asked.pop(transaction)
         if count > 1:
             self.asked[transaction] = count - 1, others - units, smallest
+        elif len(self.asked) in CHECKED_SIZES:
+            compact(self.asked)
 
     def may_exceed_own_limit(self, transaction: str) -> bool:
         """Return whether a transaction that waits for units may hold and ask for more than a limit of its own."""
@@ -149,3 +154,9 @@ class Subtree:
         if transaction is not None and transaction in self.by_transaction:
             own_shared, own_exclusive = self.by_transaction[transaction]
             self.by_transaction[transaction] = own_shared + shared, own_exclusive + exclusive
+
+    def forget(self, transaction: str) -> None:
+        """Count the locks of a transaction no longer."""
+        self.by_transaction.pop(transaction, None)
+        if len(self.by_transaction) in CHECKED_SIZES:
+            compact(self.by_transaction)

@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree
+from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, compact, ordered
 from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
 
 MIN_UNIFORM_CHUNK = 16
@@ -297,6 +298,18 @@ class LockedResource:
         """The waiting requests; None if there are none."""
         self.special: Counted | Subtree | None = None
         """The additional state of a counted resource or of a subtree. None for a plain name."""
+
+    def add_holder(self, id: int, request: Request) -> None:
+        """Add a holder."""
+        self.holders[id] = request
+        if len(self.holders) == MANY_ITEMS:
+            self.holders = ordered(self.holders)
+
+    def remove_holder(self, id: int) -> None:
+        """Remove a holder."""
+        del self.holders[id]
+        if len(self.holders) in CHECKED_SIZES:
+            compact(self.holders)
 
     def holder_mode(self, name: str, holder: Request) -> QueueMode:
         """Return the mode in which `holder` holds this resource, which is `name`.

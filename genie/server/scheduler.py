@@ -372,12 +372,12 @@ class CommandScheduler:
             connection.resume_input()
 
     def _resume_paused(self) -> None:
-        """Resume reading from connections, in the order in which they were paused, while the total is within its limit."""
-        while self._paused and self.bytes <= self._max_bytes:
-            paused = next(iter(self._paused))
-            del self._paused[paused]
-            if paused.queued_bytes <= MAX_QUEUED_BYTES:
-                paused.resume_input()
+        """Resume reading from connections, in the order in which they were paused, if the total is within its limit."""
+        if self.bytes <= self._max_bytes:
+            paused, self._paused = self._paused, {}  # to remove the first items of a large dict one by one is slow
+            for connection in paused:
+                if connection.queued_bytes <= MAX_QUEUED_BYTES:
+                    connection.resume_input()
 
 
 def _split_off_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, max_commands: int) -> Queued:

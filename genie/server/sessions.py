@@ -12,6 +12,7 @@ from genie.access import Principal
 from genie.core import ENDED, WAITING, Origin, Request
 from genie.core.context import shown_context
 from genie.core.deadlines import Deadlines
+from genie.core.tables import LARGE_SIZES, compact
 from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
 
@@ -242,6 +243,11 @@ class Session:
         if self.key is None and not request.release_on_disconnect:
             del self.bound[request.id]
 
+    def compact(self) -> None:
+        """Free the slots of removed requests. Called when `live_requests` has become one of `LARGE_SIZES`."""
+        compact(self.bound)
+        compact(self._refs)
+
     def remove(self, request: Request) -> None:
         """Remove a live request, which continues without a session."""
         self.live_requests -= 1
@@ -249,6 +255,8 @@ class Session:
         if request.ref is not None:
             self._refs.pop(request.ref, None)
         request.context, request.origin = shown_context(request), None
+        if self.live_requests in LARGE_SIZES:
+            self.compact()
 
     def retain(self, reply: RetainedReply) -> None:
         """Retain a terminal reply. The caller enforces `MAX_RETAINED_REPLIES` with `drop_oldest_reply`."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.lock_table import LockTable
+from genie.core.tables import CHECKED_SIZES, compact
 from genie.core.wait_queue import LockedResource
 from genie.lock_modes import X
 from genie.protocol import replies
@@ -168,6 +169,8 @@ class WatchRegistry:
         if not watchers:
             del self.prefixes[prefix]
             self._count_prefix(len(prefix), -1)
+        elif len(watchers) in CHECKED_SIZES:
+            compact(watchers)
         return True
 
     def _count_prefix(self, length: int, change: int) -> None:
