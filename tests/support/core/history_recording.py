@@ -74,7 +74,8 @@ class Recording:
 
     def stop(self) -> None:
         self.recorder.stop()
-        self.writer.join(10)
+        self.writer.join(120)
+        assert self.writer._closed.is_set(), "the thread still writes, or archives"
         assert not self.writer._has_failed
 
 
