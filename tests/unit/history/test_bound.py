@@ -70,9 +70,9 @@ class Sizes:
 
     def measure(self) -> None:
         raw = other = 0
-        for path in self.directory.rglob("*"):
-            size = path.stat().st_size
-            if path.name.endswith((RAW, f"{RAW}.part")):
+        for entry in os.scandir(self.directory):
+            size = entry.stat().st_size
+            if entry.name.endswith((RAW, f"{RAW}.part")):
                 raw += size
             else:
                 other += size
@@ -114,7 +114,7 @@ def bytes_of(directory: Path) -> int:
 
 def fat_name(random: Random) -> str:
     """Return a name of 512 characters of four bytes, which can hardly be compressed."""
-    return "".join(map(chr, random.choices(range(0x10000, 0x20000), k=512)))
+    return "".join(chr(0x10000 + number) for number in memoryview(random.randbytes(1024)).cast("H"))
 
 
 def record(recording: Recording, count: int, random: Random, *, released: float = 0.0) -> None:
