@@ -61,7 +61,7 @@ def random_manager(chance: random.Random) -> LockManager:
 def test_the_requests_of_an_inspection_follow_from_their_names() -> None:
     chance = random.Random(5)  # noqa: S311
     seen = 0
-    for _ in range(200):
+    for _ in range(50):
         manager = random_manager(chance)
         table = manager.table
         for name in INSPECTED:
