@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from genie.cli.options import source_of
 from genie.config import Settings
-from genie.storage.redis.url import RedisUrl
 from genie.storage.store import this_node
 
 
@@ -23,7 +22,7 @@ def banner_lines(
     if settings.redis.url is None:
         yield "Locks are kept in memory: they are lost when this process ends."
     else:
-        yield f"Locks are kept in Redis {_describe_redis(RedisUrl.parse(settings.redis.url))}."
+        yield f"Locks are kept in Redis {_describe_redis(settings.redis.url)}."
 
 
 def _reachable(listening: tuple[str, int], advertise: str | None = None) -> str:
@@ -31,8 +30,11 @@ def _reachable(listening: tuple[str, int], advertise: str | None = None) -> str:
     return this_node(listening, advertise, lease_ms=0).address
 
 
-def _describe_redis(url: RedisUrl) -> str:
+def _describe_redis(text: str) -> str:
     """Describe where Redis is, without the credentials."""
+    from genie.storage.redis.url import RedisUrl  # noqa: PLC0415 - slow to import, and not needed without Redis
+
+    url = RedisUrl.parse(text)
     nodes = ", ".join(map(str, url.nodes))
     database = f", database {url.login.db}" if url.login.db else ""
     if url.kind == "sentinel":

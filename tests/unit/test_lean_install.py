@@ -66,6 +66,12 @@ def test_both_clients_are_imported_without_extras() -> None:
     assert (done.stdout, done.stderr) == ("False set()\n", "")
 
 
+def test_a_server_is_imported_without_what_only_redis_or_the_admin_port_needs() -> None:
+    """It starts in two thirds of the time."""
+    program = "import sys, genie.cli.serve, genie.server.app; print({'redis', 'aiohttp'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"set()\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_names_the_extra_that_it_needs(command: str) -> None:
     done = without_extras("from genie.cli import main\nmain(prog_name='genie')", command, "--help")
