@@ -108,7 +108,7 @@ def test_a_service_that_forgets_its_fence_is_found_and_its_timeline_explains_it(
         explore(
             bank(checks_fence=False),
             no_deposit_is_lost,
-            seeds=200,
+            seeds=20,
             plan=pauses,
             processes=2,
             page=tmp_path / "page.html",
@@ -137,7 +137,7 @@ def test_a_service_that_forgets_its_fence_is_found_and_its_timeline_explains_it(
 
 def test_the_same_service_with_fences_passes() -> None:
     progress = StringIO()
-    explore(bank(checks_fence=True), no_deposit_is_lost, seeds=20, processes=1, progress=progress)
+    explore(bank(checks_fence=True), no_deposit_is_lost, seeds=12, processes=1, progress=progress)
     assert progress.getvalue() == ""
 
 
@@ -537,11 +537,11 @@ def test_explore_is_rejected_in_a_running_event_loop() -> None:
         asyncio.run(main())
 
 
-def test_progress_is_printed_to_the_standard_error_output_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
-    async def main() -> None:
-        pass
-
-    explore(main, seeds=100, processes=1)
+def test_progress_is_printed_to_the_standard_error_output_of_the_moment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(explore.__globals__, "run_once", lambda *_: Run(None, [], []))
+    explore(bank(checks_fence=True), seeds=100, processes=1)
     assert capsys.readouterr().err == "100 of 100 seeds\n"
 
 
