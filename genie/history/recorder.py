@@ -249,7 +249,10 @@ class Recorder:
         self._marked_at, self._mark_end = NEEDS_CONTEXT, NO_MARK
 
     def stop(self) -> None:
-        """Write what is stored and drop the other steps. The thread of the writer closes the file."""
+        """Write the lines whose effects are stored, and drop the others, whose commits may be lost.
+
+        The writer's thread then closes the file.
+        """
         if self._timer is not None:
             self._timer.cancel()
         del self._lines[self._stored_count :]

@@ -41,7 +41,7 @@ def redaction_key(directory: Path, *, create: bool = True) -> bytes:
 
 
 def name_digest(key: bytes, name: str) -> str:
-    """Return the digest of a redacted name, which is recorded after its prefix."""
+    """Return `#` and the digest of a redacted name, which are recorded after its prefix."""
     return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 
@@ -66,14 +66,14 @@ class Redaction:
         self.prefixes, self._key = tuple(prefixes), key
 
     def redact(self, name: str) -> str:
-        """Return a name as it is recorded: unchanged, or its redacted prefix and 16 hexadecimal digits of its digest."""
-        for prefix in self.prefixes:
-            if name.startswith(prefix):
-                if not is_subtree(name):
-                    return prefix + name_digest(self._key, name)
-                is_whole_prefix = name == prefix + WHOLE_NAMESPACE
-                return name if is_whole_prefix else prefix + name_digest(self._key, name) + SUBTREE_ENDING
-        return name
+        """Return a name as it is recorded: unchanged, or as its redacted prefix, `#` and 16 hexadecimal digits of its digest.
+
+        A redacted subtree keeps its ending `/**`. The subtree of the whole prefix contains no secret, so it is unchanged.
+        """
+        prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
+        if prefix is None or (is_subtree(name) and name == prefix + WHOLE_NAMESPACE):
+            return name
+        return prefix + name_digest(self._key, name) + (SUBTREE_ENDING if is_subtree(name) else "")
 
     def redact_line(self, line: records.Line) -> records.Line:
         """Redact the names of a line in place, and return the line. A request with a redacted name loses its note."""

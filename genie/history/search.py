@@ -181,7 +181,7 @@ class _Search:
             for entry in entries:
                 entry.mode = str(_mode(entry, self._resources))
         _name_waiters(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
-        return Result(entries, more, self._gaps, self._begins_at())
+        return Result(entries, more, self._gaps, self._read_begin())
 
     def _collect(self) -> bool:
         """Find the requests of the window.
@@ -320,10 +320,10 @@ class _Search:
                 n for n in numbers if (last := blocks[n].last_at) is None or last >= self._until
             )
 
-    def _begins_at(self) -> float | None:
-        """Return the time of the first event of the history, or of the first line if that file is raw.
+    def _read_begin(self) -> float | None:
+        """Return the time at which the history begins (Unix ms), or None if it is empty.
 
-        Return None if the history is empty.
+        In an archived file this is the time of the first event, in a raw file the time of the first line.
         """
         for segment in self._segments:
             if segment.is_archived:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from msgspec import Struct, json
 
@@ -200,20 +200,32 @@ class Segment:
 
     def read(self) -> Iterator[list[Line]]:
         """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
-        if not self.is_archived:
+        with contextlib.ExitStack() as open_files:
+            files = [] if self.is_archived else self._open_raw(open_files)
             decode = partial(self._decode, RawDecoder().decode)
-            try:
-                with contextlib.suppress(FileNotFoundError):
-                    yield from map(decode, _blocks_of_lines(self.sibling(STATE)))
-                yield from map(decode, _blocks_of_lines(self.path))
-            except FileNotFoundError:
-                archived = self.sibling(ARCHIVED)
-                if not archived.exists():
-                    raise
-                self.path = archived  # after the directory was listed
-            else:
-                return
-        yield from self.read_blocks(range(len(self.header.blocks)))
+            for file in files:
+                yield from map(decode, _blocks_of_lines(file))
+        if not files:
+            yield from self.read_blocks(range(len(self.header.blocks)))
+
+    def _open_raw(self, open_files: contextlib.ExitStack) -> list[BinaryIO]:
+        """Open the snapshot of a raw file (the requests that are carried into it), if it has one, and the raw file itself.
+
+        The open files stay readable when the archiver deletes them. If the raw file was archived after the directory was
+        listed, set `path` to the archive, and return no files.
+        """
+        files: list[BinaryIO] = []
+        with contextlib.suppress(FileNotFoundError):  # the first file of a leadership has no snapshot
+            files.append(open_files.enter_context(self.sibling(STATE).open("rb")))
+        try:  # the archiver deletes the raw file first: if this file exists, its snapshot was not deleted before
+            files.append(open_files.enter_context(self.path.open("rb")))
+        except FileNotFoundError:
+            archived = self.sibling(ARCHIVED)
+            if not archived.exists():
+                raise
+            self.path = archived
+            return []
+        return files
 
     def _decode(self, decode: Callable[[bytes], list[Line]], text: bytes) -> list[Line]:
         try:
@@ -222,14 +234,13 @@ class Segment:
             raise type(error)(f"{self.path}: {error}") from None
 
 
-def _blocks_of_lines(path: Path) -> Iterator[bytes]:
+def _blocks_of_lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the complete lines of a file, about `BLOCK_BYTES` at a time. An unfinished last line is left out."""
-    with path.open("rb") as file:
-        rest = b""
-        while read := file.read(BLOCK_BYTES):
-            complete, newline, rest = (rest + read).rpartition(b"\n")
-            if newline:
-                yield complete + newline
+    rest = b""
+    while read := file.read(BLOCK_BYTES):
+        complete, newline, rest = (rest + read).rpartition(b"\n")
+        if newline:
+            yield complete + newline
 
 
 def last_at(segment: Segment) -> float:

@@ -242,6 +242,20 @@ async def test_a_file_that_is_archived_while_it_is_read_is_read_from_the_archive
     assert (replay.grants, replay.ends) == (2, 2)
 
 
+async def test_the_requests_carried_into_a_file_that_is_archived_while_it_is_read_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_files(tmp_path, monkeypatch)
+    first, second, _ = list_segments(tmp_path)
+    archiver.archive(first, second, archiver.Room(tmp_path, Retention()))
+    blocks = second.read()
+    lines = next(blocks)
+    archive_complete(tmp_path)
+    lines += chain.from_iterable(blocks)
+    assert len([line for line in lines if isinstance(line, Carried)]) == 1
+    assert len(lines) == len([*chain.from_iterable(list_segments(tmp_path)[1].read())])
+
+
 async def test_a_replay_begins_with_a_file_whose_first_requests_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
