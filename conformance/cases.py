@@ -34,7 +34,7 @@ class Case:
     down: frozenset[int] = frozenset()
     """The scripted servers that refuse connections at first."""
     slow: bool = False
-    """Whether the case waits for seconds, so that it is started first."""
+    """True if the case waits for seconds, so that it is started first."""
 
 
 def load(direction: str) -> list[Case]:

@@ -48,7 +48,7 @@ class ClientCase:
         self._marks: dict[str, float] = {}
         self._automatic = AutomaticServer()
         self._serves_all = False
-        """Whether the automatic server answers new connections."""
+        """True if the automatic server answers new connections."""
         self._refusals: dict[int, dict[str, Any]] = {}
         """The errors with which servers refuse clients, by the number of the server."""
         self._accept_times: list[float] = []

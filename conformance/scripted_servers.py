@@ -52,7 +52,7 @@ class Connection:
         """The name by which the case refers to the connection."""
         self.accepted_at = time.monotonic()
         self.quiet = False
-        """Whether `hello` has asked for `quiet`: then the server sends no `queued`."""
+        """True if `hello` has asked for `quiet`: then the server sends no `queued`."""
         self.pings = "hold"
         """What happens with pings: `hold` them until the handshake is complete, `answer`, `ignore`, `expect` them as other
         commands, or answer `unavailable`."""
@@ -60,7 +60,7 @@ class Connection:
         """The commands that no step has taken."""
         self.held_pings: list[dict[str, Any]] = []
         self.ended = False
-        """Whether the client has closed the connection."""
+        """True if the client has closed the connection."""
         self.automatic: AutomaticServer | None = None
         """The server that answers everything; None: the steps of the case do."""
         self.refusal: dict[str, Any] | None = None

@@ -80,7 +80,7 @@ class Principal:
 
     @property
     def sees_all(self) -> bool:
-        """Whether the principal may see all resources, with any name: `admin` may."""
+        """True if the principal may see all resources, with any name: `admin` may."""
         return self.prefixes is None or ADMIN in self.permissions
 
     def may_see(self, name: str) -> bool:
@@ -323,7 +323,7 @@ class AccessControl:
         """Names of the principals that have a token."""
         self._certificates_required = certificates_required
         self.file_world_readable = file_world_readable
-        """Whether every user of this machine can read the token file."""
+        """True if every user of this machine can read the token file."""
         for credential in credentials:
             self._add(credential)
 
@@ -375,12 +375,12 @@ class AccessControl:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether any principal has a token."""
+        """True if any principal has a token."""
         return bool(self._token_digests)
 
     @property
     def allows_anonymous(self) -> bool:
-        """Whether clients need neither a token nor a certificate."""
+        """True if clients need neither a token nor a certificate."""
         return not self._token_digests and not self._certificates_required
 
     def by_token(self, token: str) -> Principal | None:

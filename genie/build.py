@@ -10,7 +10,7 @@ from typing import Final
 from genie.version import VERSION
 
 IS_COMPILED: Final = not __file__.endswith((".py", ".pyc"))
-"""Whether the hot modules are compiled to C. This module is compiled with them."""
+"""True if the hot modules are compiled to C. This module is compiled with them."""
 
 
 @cache

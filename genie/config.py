@@ -80,9 +80,9 @@ class RedisSettings:
     min_replicas: int = 0
     """Number of Redis replicas that must acknowledge a commit before the server acknowledges it."""
     fsync: bool = False
-    """Whether Redis and its `min_replicas` replicas must fsync a commit before the server acknowledges it."""
+    """True if Redis and its `min_replicas` replicas must fsync a commit before the server acknowledges it."""
     allow_data_loss: bool = False
-    """Whether to start although the configuration of Redis breaks what the other settings promise."""
+    """True: start although the configuration of Redis breaks what the other settings promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Settings:
     reload_interval: float = 0.0
     """Seconds between two checks whether the token file or a certificate has changed, and must be reloaded. 0: never."""
     insecure: bool = False
-    """Whether to allow unauthenticated access on non-loopback addresses."""
+    """True: allow unauthenticated access on non-loopback addresses."""
     lease: float = 3.0
     """Seconds for which a server remains the leader of a namespace after a commit. Then another server may take over."""
     slow_wait: float = 1.0

@@ -26,11 +26,11 @@ class OpeningTurns:
         self._waiting: deque[Callable[[], None]] = deque()
         """The functions that process the postponed input of connections, in the order of arrival."""
         self._is_scheduled = False
-        """Whether `_run_waiting` runs in the next iteration."""
+        """True if `_run_waiting` runs in the next iteration."""
 
     @property
     def has_time(self) -> bool:
-        """Whether input may be processed now. Otherwise it must be postponed."""
+        """True if input may be processed now. Otherwise it must be postponed."""
         return not self._waiting and self._remaining_s > 0
 
     def run(self, process: Callable[[], None]) -> None:

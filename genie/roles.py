@@ -39,7 +39,7 @@ class Following:
     leader: str
     """The leader's address for clients."""
     caught_up: bool
-    """Whether this server has a replica of the state, so that it can take over without loading the state first."""
+    """True if this server has a replica of the state, so that it can take over without loading the state first."""
 
 
 @dataclass(frozen=True, slots=True)

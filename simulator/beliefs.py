@@ -19,13 +19,13 @@ RESUMPTION_S = 1e-4
 
 @dataclass(slots=True, frozen=True)
 class Belief:
-    """Whether the application of a library client considers a lock held."""
+    """True if the application of a library client considers a lock held."""
 
     id: int
     held: bool
-    """Whether `lock.held` is true."""
+    """True if `lock.held` is true."""
     in_block: bool
-    """Whether the block of the lock's `async with` statement is running, and was not cancelled."""
+    """True if the block of the lock's `async with` statement is running, and was not cancelled."""
 
 
 class _Observed:

@@ -30,9 +30,9 @@ class Change:
     counters: tuple[int, float, int, int]
     """The batch index, the clock, the next request id and the next fencing token of the namespace."""
     is_snapshot: bool = False
-    """Whether the write was not a batch, so that the change was found by comparing all records before and after."""
+    """True if the write was not a batch, so that the change was found by comparing all records before and after."""
     unrecoverable: bool = False
-    """Whether the store had lost acknowledged writes that no running server knew, so that they cannot be restored."""
+    """True if the store had lost acknowledged writes that no running server knew, so that they cannot be restored."""
     state: StoreState | None = field(default=None, repr=False)
     """The state after the change, if there are several Redis servers."""
 
@@ -60,15 +60,15 @@ class StoreState:
     replaced: StoreState | None
     known_to_writer: StoreState | None
     is_snapshot: bool
-    """Whether the writer wrote its whole state, not a batch."""
+    """True if the writer wrote its whole state, not a batch."""
     records: dict[int, Message]
     """All records by request id."""
     is_late: bool = False
-    """Whether the writer had already stored a later state: the write came late, from a connection that was replaced."""
+    """True if the writer had already stored a later state: the write came late, from a connection that was replaced."""
     acknowledged_at: float | None = None
     """When enough replicas had the state; None before that."""
     observed: bool = False
-    """Whether a server has sent a message that depends on the state."""
+    """True if a server has sent a message that depends on the state."""
 
     def __str__(self) -> str:
         return f"{self.position[0]}-{self.position[1]} by {self.writer} on {self.host}"
@@ -88,7 +88,7 @@ class StoreState:
 
     @property
     def acquires_leadership(self) -> bool:
-        """Whether the writer becomes the leader by this write."""
+        """True if the writer becomes the leader by this write."""
         if self.is_batch:
             return False
         if not self.is_snapshot:
@@ -104,7 +104,7 @@ class StoreState:
 
     @property
     def is_batch(self) -> bool:
-        """Whether the write was a batch: batches have indexes from 1 within an epoch, takeovers and snapshots have 0."""
+        """True if the write was a batch: batches have indexes from 1 within an epoch, takeovers and snapshots have 0."""
         return self.position[1] > 0
 
 

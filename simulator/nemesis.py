@@ -68,7 +68,7 @@ class Nemesis:
 
     @property
     def fails_commands(self) -> bool:
-        """Whether a share of the Redis commands fails at this time."""
+        """True if a share of the Redis commands fails at this time."""
         return self._loop.time() < self._commands_fail_until
 
     async def run_for(self, duration_s: float) -> None:

@@ -135,7 +135,7 @@ class ReplicatedRedis(SimRedis):
 
     @property
     def alive(self) -> bool:
-        """Whether the process is neither killed nor stopped."""
+        """True if the process is neither killed nor stopped."""
         return not self.process.dead and not self.process.stopped
 
     # -- the process -------------------------------------------------------------------------------------

@@ -73,17 +73,17 @@ class Scenario:
     shared_ratio: float = 0.3
     """The share of resources that are requested in shared mode."""
     transactions: bool = True
-    """Whether some requests have a transaction name."""
+    """True if some requests have a transaction name."""
     priorities: bool = True
-    """Whether some requests have a priority."""
+    """True if some requests have a priority."""
     any_of: bool = False
-    """Whether some requests have `anyOf`."""
+    """True if some requests have `anyOf`."""
     v1_features: bool = False
-    """Whether clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
+    """True if clients use the features that version 1 of the protocol added; see `FIRST_V1_FEATURES_SEED`."""
     lock_kinds: bool = False
-    """Whether clients ask for units and subtrees; see `FIRST_LOCK_KINDS_SEED`."""
+    """True if clients ask for units and subtrees; see `FIRST_LOCK_KINDS_SEED`."""
     beliefs: bool = False
-    """Whether library clients record which locks they consider held; see `FIRST_BELIEF_SEED`."""
+    """True if library clients record which locks they consider held; see `FIRST_BELIEF_SEED`."""
     max_live_requests: int = 6
     """The maximum number of live requests of one client."""
     think_time_s: float = 0.3

@@ -91,7 +91,7 @@ class SentinelQuorum:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the sentinels agree, can reach the master, and every Redis has the role that they expect."""
+        """True if the sentinels agree, can reach the master, and every Redis has the role that they expect."""
         return all(
             (sentinel.epoch, sentinel.down_since) == (self.members[0].epoch, None) for sentinel in self.members
         ) and all(self._has_role(redis, self.members[0]) for redis in self._redises.values())

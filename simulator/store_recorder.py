@@ -112,9 +112,9 @@ class StoreRecorder:
         self._last_writer = ""
         """The name of the node that made the last write."""
         self._writer_has_committed = False
-        """Whether the last writer has committed a batch since it took over."""
+        """True if the last writer has committed a batch since it took over."""
         self._has_lost_writes = False
-        """Whether the store has lost writes that were not restored yet."""
+        """True if the store has lost writes that were not restored yet."""
         self._records: dict[int, Message] = {}
         """The records after the last write, including records that the store has lost since."""
         redis.on_write = self._on_write

@@ -28,20 +28,20 @@ class PendingRequest:
         self.payload = payload
         self.ref: str = payload["ref"]
         self.expires = expires
-        """Whether the client never releases the request, so that it ends by a timeout."""
+        """True if the client never releases the request, so that it ends by a timeout."""
         self.generation = generation
         """The number of the session or connection that the request belongs to; see `WireClient.generation`."""
         self.id = 0
         """The request id; 0 until the server has sent it."""
         self.held = False
         self.ended = False
-        """Whether the client expects no further message about the request."""
+        """True if the client expects no further message about the request."""
         self.sent = False
-        """Whether the request was sent on the current connection."""
+        """True if the request was sent on the current connection."""
         self.releasing = False
-        """Whether a release of the request was sent on the current connection."""
+        """True if a release of the request was sent on the current connection."""
         self.mentioned = True
-        """Whether the server has sent a message about the request on the current connection."""
+        """True if the server has sent a message about the request on the current connection."""
 
 
 class WireClient:
@@ -62,7 +62,7 @@ class WireClient:
         self.requests: dict[str, PendingRequest] = {}
         """All requests by `ref`."""
         self.quiet = False
-        """Whether the current connection is quiet, so that the server sends no `queued`."""
+        """True if the current connection is quiet, so that the server sends no `queued`."""
         self.generation = 0
         """The number of sessions of this client so far or, without a session, of connections. The scope of refs."""
         self._workload = Workload(context.scenario, random, self.v1_random)
@@ -76,9 +76,9 @@ class WireClient:
         self._pinged: set[str] = set()
         """The refs of the pings that are unanswered on the current connection."""
         self._synced = False
-        """Whether the server has sent the state of all requests of the session, i.e. has replied to the first `ping`."""
+        """True if the server has sent the state of all requests of the session, i.e. has replied to the first `ping`."""
         self._ready = False
-        """Whether the client may send requests: no handshake is needed, or the handshake has succeeded."""
+        """True if the client may send requests: no handshake is needed, or the handshake has succeeded."""
 
     def __str__(self) -> str:
         pending = [f"{request.id or ref}" for ref, request in self.requests.items() if not request.ended]
@@ -413,7 +413,7 @@ class _Connection(asyncio.Protocol):
         """The bytes of the last, incomplete line."""
         self.address = address
         self.output_ended = False
-        """Whether the client sends nothing more on the connection, because it has sent `bye` or half-closed it."""
+        """True if the client sends nothing more on the connection, because it has sent `bye` or half-closed it."""
         self.bye_ref = ""
         """The ref of the `bye` that was sent, or "" if none was sent."""
         self.transport: Any = None

@@ -28,7 +28,7 @@ class Build:
 
     @property
     def kind(self) -> str:
-        """Whether the package is compiled."""
+        """True if the package is compiled."""
         return "compiled" if any(self.folder.joinpath("genie").rglob("*.so")) else "pure Python"
 
 

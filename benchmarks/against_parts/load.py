@@ -32,7 +32,7 @@ class Shape:
     resources: tuple[str, ...] = ("exclusive:accounts/{number}/{slot}",)
     """What the connections lock, in turns: formats of the number of the connection and of the request's slot on it."""
     transactions: bool = False
-    """Whether a cycle is a transaction: two requests, one after the other, then two releases."""
+    """True if a cycle is a transaction: two requests, one after the other, then two releases."""
 
 
 SHAPES = (

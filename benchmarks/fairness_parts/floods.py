@@ -22,7 +22,7 @@ class Flood:
     lines: bytes
     held: Sequence[str] = ()
     durable: bool = False
-    """Whether the flood writes to the store, so that it is also measured with Redis."""
+    """True if the flood writes to the store, so that it is also measured with Redis."""
 
 
 def line(command: str, **payload: Any) -> bytes:

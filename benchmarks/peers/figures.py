@@ -63,7 +63,7 @@ class Summary:
 
     @property
     def load_bound(self) -> bool:
-        """Whether the load, not the server, may have limited the rate."""
+        """True if the load, not the server, may have limited the rate."""
         return self.load_share >= LOAD_BOUND
 
 

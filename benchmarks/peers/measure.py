@@ -28,7 +28,7 @@ class Shape:
     connections: int
     """Number of connections, or of tasks of a client library."""
     hot: bool
-    """Whether all connections lock the same key."""
+    """True if all connections lock the same key."""
     depth: int = 1
     """Number of requests in flight on each connection, or of tasks for each connection."""
 

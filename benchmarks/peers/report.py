@@ -47,7 +47,7 @@ class Report:
 
     @property
     def measured(self) -> bool:
-        """Whether the report contains any result."""
+        """True if the report contains any result."""
         return any(self.summaries(shape) for shape in self.samples)
 
     @property

@@ -31,7 +31,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None without a goal."""
+        """True if the goal is met; None without a goal."""
         if self.goal is None:
             return None
         return self.value >= self.goal if self.at_least else self.value <= self.goal

@@ -193,17 +193,17 @@ def _parameters(path: str) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = []
     if path in LIMITS:
         limit = LIMITS[path]
-        bounds = {"type": "integer", "minimum": 1, "maximum": limit.maximum, "default": limit.default}
+        value_schema = {"type": "integer", "minimum": 1, "maximum": limit.maximum, "default": limit.default}
         description = f"maximum number of {limit.items}"
-        parameters.append({"name": "limit", "in": "query", "description": description, "schema": bounds})
+        parameters.append({"name": "limit", "in": "query", "description": description, "schema": value_schema})
     if path == SEARCH_PATH:
         parameters.append(_SEARCH)
     if "{name}" in path:
-        bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
-        parameters.append({"name": "name", "in": "path", "required": True, "schema": bounds})
-    bounds = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
-    description = "the namespace; by default the first of the server"
-    return [*parameters, {"name": "namespace", "in": "query", "description": description, "schema": bounds}]
+        value_schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": value_schema})
+    value_schema = {"type": "string", "minLength": 1, "maxLength": MAX_NAMESPACE}
+    description = "the namespace; by default the first that the server serves"
+    return [*parameters, {"name": "namespace", "in": "query", "description": description, "schema": value_schema}]
 
 
 # -- The handlers --------

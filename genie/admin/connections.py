@@ -98,7 +98,7 @@ class Admitted:
         self.deadline = deadline
         """Event-loop time at which the connection is closed."""
         self.is_busy = False
-        """Whether a request is being handled. A busy connection is not replaced by another connection."""
+        """True if a request is being handled. A busy connection is not replaced by another connection."""
         self.task: asyncio.Task[None] | None = None
         """The task that sets up the transport, with the TLS handshake."""
         self.transport: asyncio.Transport | None = None

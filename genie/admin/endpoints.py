@@ -91,6 +91,8 @@ class MetricsEndpoint:
             previous_name = ""
             # A metric of several namespaces consists of several consecutive parts with the same name, one per namespace.
             for part in self._metrics.parts():
+                # A generated block has a header and, in OpenMetrics, an EOF line. The response may have the header once per
+                # metric, and the EOF line once at its end.
                 block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
                 blocks.append(_without_header(block) if part.name == previous_name else block)
                 previous_name = part.name

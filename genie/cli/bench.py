@@ -249,7 +249,7 @@ def bench(
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
         raise click.UsageError(f"--connections times --depth must be at most {MAX_IN_FLIGHT:,}.")
     parameters = WorkloadParameters(keys=keys, shared_percent=shared_percent, resources=resources)
-    address, build_of_server = server.query(_find_leader)
+    address, build_of_server = server.query(_query_leader)
     bench_options = BenchOptions(
         address=address, namespace=server.namespace, timeout_s=server.timeout_s, parameters=parameters, **options
     )
@@ -259,12 +259,12 @@ def bench(
     session.finish()
 
 
-async def _find_leader(client: Querier) -> tuple[Address, str]:
-    """Return the address of the leader, to which the benchmark opens all its connections, and the leader's build."""
+async def _query_leader(client: Querier) -> tuple[Address, str]:
+    """Return the address and the build of the leader. The benchmark opens all its connections to this address."""
     await client.ping()  # follows redirects, so the client is now connected to the leader
     if client.address is None:
         raise Unavailable("the connection to the server was lost")
-    return client.address, client.server
+    return client.address, client.server  # `server` is the version and the build, from the message `welcome`
 
 
 def _print(*lines: str) -> None:

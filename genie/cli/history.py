@@ -129,9 +129,10 @@ def history(
     history_dir: Path,
     namespace: str | None,
 ) -> None:
-    """Show who asked for RESOURCE, waited, held it, and how that ended.
+    """Show the requests for RESOURCE: who made them, how long each one waited and held, and how it ended.
 
-    Reads the files that a server writes with --history-dir. Without filters, all requests. --json prints times in unix ms.
+    Reads the files that a server writes with --history-dir. Without filters, shows the latest requests for all resources, up
+    to --limit. --json prints times in Unix ms.
     """
     since, until = read_window(since, until)
     name = None if resource is None else bare_name(resource)

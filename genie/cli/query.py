@@ -130,7 +130,7 @@ class Output:
 
     as_json: bool
     wide: bool = False
-    """Whether each row is one line. Otherwise rows are wrapped on a terminal."""
+    """True if each row is one line. Otherwise rows are wrapped on a terminal."""
 
     def print(
         self,

@@ -88,7 +88,7 @@ class RunOptions:
     kill_after: float
     """Time between SIGTERM and SIGKILL when the locks are lost."""
     keep_token: bool = False
-    """Whether the command inherits GENIE_TOKEN, the access token of its caller."""
+    """True if the command inherits GENIE_TOKEN, the access token of its caller."""
 
 
 class LockedCommand:

@@ -63,7 +63,7 @@ class Lock(LockInfo):
 
     @property
     def held(self) -> bool:
-        """Whether the lock is held now, as this client knows it.
+        """True if the lock is held now, as this client knows it.
 
         False after `release` or `detach`, after the lock was lost, and as soon as its `transaction_timeout` has passed
         on this client's clock. The clock is read on each access, so `held` is also correct while the client is
@@ -287,7 +287,7 @@ class TransactionContext:
         self._earlier_cancellations = 0
         """The number of requested cancellations of the task at the start of the block."""
         self._has_cancelled = False
-        """Whether a lost lock has cancelled the block."""
+        """True if a lost lock has cancelled the block."""
 
     async def __aenter__(self) -> Transaction:
         if self._task is not None:
@@ -308,22 +308,14 @@ class TransactionContext:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release all locks, and end the requests of other tasks. Raise LockLost if any lock was lost during the block.
+        """Release all locks, and end the requests of other tasks.
 
-        If the block has succeeded and its locks are not lost, a release that is not confirmed is retried in the background,
-        and a warning is logged.
+        Raises LockLost if a lock was lost during the block, unless other code has cancelled the task: then CancelledError is
+        propagated. An unconfirmed release after a successful block is logged, and retried in the background.
         """
-        self.locks.ended = True
-        if self._names is not None:
-            self._names.discard(self.locks.name)
         is_lost = any(request.error is not None for request in self.locks.requests)
-        for request in self.locks.requests:
-            request.on_lost = None
-        for request in self.locks.waiting():
-            self._connection.fail_request(request, self.locks.ended_error())
-        cancelled_by_another = isinstance(error, asyncio.CancelledError)
-        if self._has_cancelled and self._task is not None:
-            cancelled_by_another = self._task.uncancel() > self._earlier_cancellations and cancelled_by_another
+        self._end_requests()
+        cancelled_by_other_code = self._withdraw_cancellation(error)
         if error is None and not is_lost:
             held = self.locks.held()
             unconfirmed = await self._connection.release_all(held)
@@ -334,11 +326,29 @@ class TransactionContext:
         problem = await release_after_error(self._connection, self.locks.held())
         if problem is not None and error is not None:
             error.add_note(f"the locks of {self.locks.name!r} were not released: {problem}")
-        if is_lost and not cancelled_by_another:
+        if is_lost and not cancelled_by_other_code:
             try:
                 self.locks.check_not_lost()
             except LockLost as lost:
                 raise lost from error
+
+    def _end_requests(self) -> None:
+        """Fail the requests for which other tasks wait. From here on, a lost lock does not cancel the task."""
+        self.locks.ended = True
+        if self._names is not None:
+            self._names.discard(self.locks.name)
+        for request in self.locks.requests:
+            request.on_lost = None
+        for request in self.locks.waiting():
+            self._connection.fail_request(request, self.locks.ended_error())
+
+    def _withdraw_cancellation(self, error: BaseException | None) -> bool:
+        """Withdraw the cancellation by `_cancel_block`. Return whether other code has cancelled the task as well."""
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if not self._has_cancelled or self._task is None:
+            return is_cancelled
+        remaining_cancellations = self._task.uncancel()
+        return is_cancelled and remaining_cancellations > self._earlier_cancellations
 
 
 # -- watches ------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ class TransportHandler(asyncio.Protocol):
         self.address = address
         self.transport: asyncio.Transport | None = None
         self.abandoned = False
-        """Whether the attempt was given up. A connection that is made later must be closed."""
+        """True if the attempt was given up. A connection that is made later must be closed."""
         self.handshake_done = asyncio.Event()
         """Set when the handshake has succeeded or failed."""
         self.closed = asyncio.Event()
@@ -104,8 +104,9 @@ class AsyncConnection:
             explain_unavailable=self._servers.explain_unavailable,
         )
         """The protocol state machine."""
-        if not callable(check_token(options.token)):  # raises an error if the token or its file is invalid
-            self.session.handshake.use_token(resolve_token(options.token))
+        token = check_token(options.token)
+        if not callable(token):  # a callable token is called for each connection
+            self.session.handshake.use_token(resolve_token(token))  # raises now if the token or its file is invalid
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None
@@ -113,15 +114,16 @@ class AsyncConnection:
         self._connected_at = 0.0
         """When the last handshake was completed, in seconds of the monotonic clock."""
         self._closed = True
-        """Whether the client is not open: it was not opened yet, or was closed."""
+        """True before `open` and after `close`."""
         self._was_opened = False
-        """Whether the client has been opened."""
+        """True after the first `open`."""
         self._reconnect_task: asyncio.Task[None] | None = None
         self._flush_scheduled = False
-        """Whether `flush` will be called soon, so that `flush_soon` need not schedule it."""
+        """True if `flush` will be called soon, so that `flush_soon` need not schedule it."""
         self._waiting_tasks = 0
         """Number of tasks that wait for the outcome of a call."""
         self._timer: asyncio.TimerHandle | None = None
+        """The timer for the next deadline of the session, or None."""
         self._timer_at = math.inf
         """When `_timer` fires, in seconds of the monotonic clock; inf: there is no timer."""
 
@@ -427,12 +429,13 @@ class AsyncConnection:
         finally:
             await self._close_transport()
 
-    async def leave(self, limit_s: float) -> None:
+    async def end_session_at_exit(self, limit_s: float) -> None:
         """Send `bye` because the process ends, and wait at most `limit_s` seconds until the server has closed the connection.
 
         Calls that still wait get no outcome.
         """
-        handler, self._closed = self._handler, True
+        handler = self._handler
+        self._closed = True
         if handler is None or not self.session.up:
             return
         self.session.send(Bye(), time.monotonic())

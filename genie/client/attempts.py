@@ -88,7 +88,7 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """Whether no other endpoint is being tried or remains."""
+        """True if no other endpoint is being tried or remains."""
         return len(self._tasks) <= 1 and not (self._addresses.remaining or self._first or self._further)
 
     async def run(self) -> bool:

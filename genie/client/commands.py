@@ -115,7 +115,7 @@ class Call:
     __slots__ = ("future", "line", "ref")
 
     fails_with_connection: ClassVar[bool] = True
-    """Whether the call fails if its connection ends before the reply. Otherwise it is sent again, or needs no reply then."""
+    """True if the call fails if its connection ends before the reply. Otherwise it is sent again, or needs no reply then."""
 
     def __init__(self, line: bytes, ref: str = "") -> None:
         self.line = line
@@ -210,9 +210,9 @@ class Request(Call):
         """Seconds that the lock is held, counted from the grant or the last extension."""
         self.transaction = transaction
         self.watchdog = watchdog
-        """Whether the client extends the lock automatically."""
+        """True if the client extends the lock automatically."""
         self.bound_to_session = bound_to_session
-        """Whether the server releases the lock when the session ends."""
+        """True if the server releases the lock when the session ends."""
         self.state = RequestState.WAITING
         self.first_sent_at: float | None = None
         """When the request was first sent; None: not sent yet."""
@@ -293,7 +293,7 @@ class Release(Call):
         self.request = request
         """The released request; None: another client made it."""
         self.maybe_executed = False
-        """Whether the release was sent on a connection that was lost, so that the server may have executed it."""
+        """True if the release was sent on a connection that was lost, so that the server may have executed it."""
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
             return

@@ -120,7 +120,7 @@ def session_lost(id: int) -> LockLost:
 def from_error_reply(reply: Error.Payload) -> GenieError:
     """Convert an `error` reply of the server to an exception."""
     if reply.code == Code.UNAVAILABLE:
-        # The message of a follower names the leader as well.
+        # The message of a follower ends with the leader's address already: do not add it twice.
         leader = f" (the leader is {reply.leader})" if reply.leader and not reply.message.endswith(reply.leader) else ""
         return Unavailable(f"{reply.message}{leader}")
     return RequestRejected(reply.code, reply.message, ref=reply.ref, id=reply.id)

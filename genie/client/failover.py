@@ -76,7 +76,7 @@ class ServerList:
         self.hello_patience_s = self._next_patience_s = self._first_patience_s
         """Seconds for the answer to `hello`, if there are other servers to try. Doubled in each round."""
         self.any_server_answered = False
-        """Whether any server has replied, even with an error, such as a follower's `unavailable`."""
+        """True if any server has replied, even with an error, such as a follower's `unavailable`."""
         self.next_round_delay_s = 0.0
         """Seconds to wait before the next round; 0 after a successful connection."""
         self._backoff = Backoff()
@@ -97,7 +97,7 @@ class ServerList:
 
     @property
     def is_redirected(self) -> bool:
-        """Whether a follower has named a leader that was not tried since."""
+        """True if a follower has named a leader that was not tried since."""
         return self._leader is not None
 
     def take_leader(self) -> Address | None:

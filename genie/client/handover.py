@@ -27,7 +27,7 @@ class Handover(Generic[T]):
         self.error: BaseException | None = None
         """The error of the call; None: the call has succeeded, or has no outcome yet."""
         self._done = False
-        """Whether there is an outcome, or the caller has abandoned the call."""
+        """True if there is an outcome, or the caller has abandoned the call."""
         self._arrived = _thread.allocate_lock()
         """Held until the outcome arrives. The background thread releases it."""
         self._arrived.acquire()

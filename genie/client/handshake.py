@@ -69,14 +69,14 @@ class Handshake:
         self.final_error: RequestRejected | None = None
         """The error of the last `hello` that no retry can fix. The I/O layer resets it before each attempt."""
         self.has_ended = False
-        """Whether the client must not connect again, because other processes use its session."""
+        """True if the client must not connect again, because other processes use its session."""
         self._rejection: RequestRejected | None = None
         """The error that ended the client, or the error of the last server if all servers have rejected this client for
         good."""
         self._takeovers = 0
         """Number of connections in a row that have ended by a takeover."""
         self._is_taken_over = False
-        """Whether the server reported a takeover on the current connection."""
+        """True if the server reported a takeover on the current connection."""
         self._namespace = namespace
         self._make_hello = functools.partial(
             commands.make_hello, secret, session_timeout, namespace=namespace, note=note

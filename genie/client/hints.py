@@ -53,7 +53,11 @@ def warn_unconfirmed(requests: Sequence[Request], problem: GenieError) -> None:
     """Log that the release of the locks of a block, whose work has succeeded, was not confirmed."""
     names = ", ".join(resource for request in requests for resource in request.resources)
     if isinstance(problem, ConnectionLost):  # the client was closed
-        logger.warning("%s may stay held until the transaction timeout, because %s", names, problem)
+        logger.warning(
+            "the release of %s was not confirmed, and is not retried: %s. The locks may stay held until the transaction timeout",
+            names,
+            problem,
+        )
     else:
         logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
 

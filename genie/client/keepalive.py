@@ -84,7 +84,7 @@ class Keepalive:
 
     @property
     def timed_out(self) -> bool:
-        """Whether the server has sent nothing since the last ping, for the whole ping timeout."""
+        """True if the server has sent nothing since the last ping, for the whole ping timeout."""
         return self._step_count > PING_TIMEOUT_STEPS
 
 

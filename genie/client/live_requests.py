@@ -74,7 +74,7 @@ class LiveRequests:
 
     @property
     def needs_lease(self) -> bool:
-        """Whether any waiting or held request is bound to the session."""
+        """True if any waiting or held request is bound to the session."""
         return any(
             request.bound_to_session
             for request in self.by_ref.values()

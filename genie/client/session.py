@@ -73,7 +73,7 @@ class ClientSession:
 
     @property
     def up(self) -> bool:
-        """Whether there is a connection with a completed handshake, so that calls are sent at once."""
+        """True if there is a connection with a completed handshake, so that calls are sent at once."""
         return self.handshake.phase is UP
 
     def send(self, call: Call, now: float) -> None:

@@ -57,7 +57,7 @@ class Lock(LockInfo):
 
     @property
     def held(self) -> bool:
-        """Whether the lock is held now, as this client knows it; see `genie.Lock.held`. False in a forked process."""
+        """True if the lock is held now, as this client knows it; see `genie.Lock.held`. False in a forked process."""
         return self._request.is_held(time.monotonic()) and not self._connection.forked
 
     @property

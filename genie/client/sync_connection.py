@@ -78,7 +78,7 @@ class SyncConnection:
         """The identifier of the background thread; 0: it was not started yet."""
         self._state = _State.NEW
         self._loop_ended = False
-        """Whether the event loop no longer executes submitted functions."""
+        """True if the event loop no longer executes submitted functions."""
         self._submitted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         """Functions that the background thread must execute, with their arguments."""
         self._guards: set[Guard] = set()
@@ -86,7 +86,7 @@ class SyncConnection:
         self._dropped: deque[Guard] = deque()
         """The guards whose context or watch was garbage collected."""
         self._checks_guards = False
-        """Whether a call of `_check_guards` is scheduled."""
+        """True if a call of `_check_guards` is scheduled."""
 
     # -- opening and closing ------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class SyncConnection:
     async def _exit(self, limit_s: float) -> None:
         """Send `bye`, and end the background thread when the server has ended the session."""
         try:
-            await self.aio.leave(limit_s)
+            await self.aio.end_session_at_exit(limit_s)
         finally:
             self._loop.stop()
 
@@ -298,12 +298,12 @@ class SyncConnection:
 
     @property
     def up(self) -> bool:
-        """Whether there is a connection."""
+        """True if there is a connection."""
         return self.aio.session.up
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the process that opened the client."""
+        """True if this process was forked from the process that opened the client."""
         return self._state is _State.FORKED
 
     # -- watches ------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class TransactionLocks:
         """By name, the units that the first request of a repeated attempt has locked, and that the work has not requested
         yet."""
         self.ended = False
-        """Whether the block has ended, so that nothing may be locked any more."""
+        """True if the block has ended, so that nothing may be locked any more."""
         self._options = options
         make_request("", ["checks the name and the options"], transaction=name, **options)
 

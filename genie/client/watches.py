@@ -93,15 +93,15 @@ class Watch(Call):
         self.held_locks: dict[str, dict[int, Change]] = {}
         """The locks that are held after all `changes`, by resource and id."""
         self.wants_next = False
-        """Whether the consumer waits for a change, and was not woken yet."""
+        """True if the consumer waits for a change, and was not woken yet."""
         self.truncated = False
-        """Whether the last snapshot did not contain all held locks."""
+        """True if the last snapshot did not contain all held locks."""
         self.error: GenieError | None = None
         """Why the server rejected the watch; None: not rejected, or the consumer was notified."""
 
     @property
     def ended(self) -> bool:
-        """Whether the watch has ended, so that no further changes follow."""
+        """True if the watch has ended, so that no further changes follow."""
         return self.state is WatchState.ENDED
 
     def raise_rejection(self) -> None:
@@ -177,7 +177,7 @@ class WatchInfo:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last snapshot was truncated, because more locks are held than the server searches or sends.
+        """True if the last snapshot was truncated, because more locks are held than the server searches or sends.
 
         If so, some held locks may not be reported. The `unlocked` event of a lock that ended during a disconnection may be
         delayed until a conflicting lock on the same resource is granted.

@@ -300,17 +300,15 @@ def _overtakes(table: LockTable, new_request: Request) -> bool:
 
 
 def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
-    """Return whether the owner of a new request may wait for itself transitively, after a search of at most
-    `MAX_SEARCH_STEPS` edges.
+    """Return False if the owner of a new request certainly does not wait for itself transitively.
 
-    True if there is a cycle, and if the search has not ended after that many edges.
+    True if there is a cycle, or if the search has not ended after `MAX_SEARCH_STEPS` edges.
 
     `overtakes`: whether the new request is before other requests in a queue. If not, a cycle must contain an edge that
     starts at the new request, since there was no cycle before the request arrived.
 
-    A forward and a backward search run in turn, one step each. The first search that ends without
-    reaching the owner proves that there is no cycle. So few steps suffice for a request at the end
-    of a long chain, and for an owner without waiters.
+    A forward and a backward search take one step each in turn. The first search that ends without reaching the owner proves
+    that there is no cycle. So few steps suffice for a request at the end of a long chain, and for an owner without waiters.
     """
     owner = new_request.owner
     if table.specials:
@@ -332,8 +330,7 @@ def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
     """Search the graph depth first from `start`. `first` yields the neighbours of `start`.
 
-    Yields after each edge, so that the caller can interrupt the search: True if the edge leads back to
-    `start`, else False.
+    Yields after each edge, so that the caller can interrupt the search: True if the edge leads back to `start`, else False.
     """
     visited = {start}
     stack = []
@@ -468,32 +465,35 @@ def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Re
 def topological_ranks(table: LockTable, owners: Sequence[Owner], budget: StepBudget) -> dict[Owner, int]:
     """Return a rank for each owner of a component. In the queues, lower ranks are before higher ranks.
 
-    The rank of an owner is greater than the ranks of all owners for which it waits by hard edges. Owners
-    that this rule does not order keep their order in the queues. Ranks are assigned from the last to the
-    first, as in PostgreSQL, so that as few requests as possible move back. There must be no cycle of hard
-    edges.
+    An owner ranks after all owners that hold a lock for which it waits (its hard edges). Otherwise the order of the queues is
+    kept. There must be no cycle of hard edges.
+
+    Kahn's algorithm, from the last rank to the first, as in PostgreSQL, so that as few requests as possible move back.
     """
     members = set(owners)
-    holders: dict[Owner, set[Owner]] = {}
-    waiter_count = dict.fromkeys(owners, 0)  # owners without a rank that wait for this owner by a hard edge
+    blockers: dict[Owner, set[Owner]] = {}
+    """For each owner, the targets of its hard edges."""
+    unranked_waiters = dict.fromkeys(owners, 0)
+    """For each owner, the number of owners without a rank that wait for it by a hard edge."""
     keys: dict[Owner, tuple[float, int]] = {}
-    budget.spend(len(owners))  # a rank takes as long as the search of its owner
+    budget.spend(len(owners))  # one step for each rank, in addition to the search of the blockers
     for owner in owners:
-        holders[owner] = _holding_owners(table, owner, budget) & members
-        for holding_owner in holders[owner]:
-            waiter_count[holding_owner] += 1
+        blockers[owner] = _holding_owners(table, owner, budget) & members
+        for blocker in blockers[owner]:
+            unranked_waiters[blocker] += 1
         keys[owner] = _reverse_queue_key(table, owner)
     index = {owner: i for i, owner in enumerate(owners)}
-    unblocking = [(*keys[owner], index[owner]) for owner in owners if not waiter_count[owner]]
-    heapify(unblocking)  # owners for which no owner without a rank waits; the last in queue order is the first
+    # A heap of the owners for which no unranked owner waits. Its first item is the owner that is last in the queues.
+    ready = [(*keys[owner], index[owner]) for owner in owners if not unranked_waiters[owner]]
+    heapify(ready)
     ranks: dict[Owner, int] = {}
-    while unblocking:
-        owner = owners[heappop(unblocking)[-1]]
+    while ready:
+        owner = owners[heappop(ready)[-1]]
         ranks[owner] = len(owners) - len(ranks)
-        for holding_owner in holders[owner]:
-            waiter_count[holding_owner] -= 1
-            if not waiter_count[holding_owner]:
-                heappush(unblocking, (*keys[holding_owner], index[holding_owner]))
+        for blocker in blockers[owner]:
+            unranked_waiters[blocker] -= 1
+            if not unranked_waiters[blocker]:
+                heappush(ready, (*keys[blocker], index[blocker]))
     assert len(ranks) == len(owners), "a cycle of hard edges has no topological order"  # noqa: S101 - an invariant
     return ranks
 

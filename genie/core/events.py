@@ -131,7 +131,7 @@ class QueueFull:
 
     request: Request
     is_opening: bool = False
-    """Whether there are too many locks or waiting requests below the subtrees that it names, which no other request names."""
+    """True if there are too many locks or waiting requests below the subtrees that it names, which no other request names."""
 
 
 @dataclass(slots=True)

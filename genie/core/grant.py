@@ -103,10 +103,8 @@ def _candidates_in_queue(
 ) -> tuple[list[Request], int]:
     """Return the waiters of one queue that may have become grantable, each once, and the rest of `limit`.
 
-    If the resource is held in exclusive mode, these are the waiters of the owner that holds it. Otherwise they are the first
-    exclusive waiter and all waiters of its owner. If the request that left was exclusive, the shared waiters between its
-    position `after` (None: it held the resource) and the first exclusive waiter are added. Once the requests that were read
-    name `limit` resources, the rest of the queue is added to `left`.
+    `mode` and `after` are the mode and the queue position of the request that left; `after` is None if it was a holder. Once
+    the requests that were read name `limit` resources, the unread part of the queue is added to `left`.
     """
     resource = table.resources.get(name)
     if resource is None or resource.wait_queue is None:
@@ -114,29 +112,44 @@ def _candidates_in_queue(
     queue = resource.wait_queue
     if resource.special is not None:
         return _candidates_in_special_queue(table, name, mode, after, limit, left)
+    if resource.exclusive_count:  # then all holders have the same owner, which blocks the waiters of all other owners
+        owner = next(iter(resource.holders.values())).owner
+        # A request without a transaction is its own owner, which has no other request.
+        return (
+            _waiters_of_owner(table, owner, (name, mode, after), limit, left) if isinstance(owner, str) else ([], limit)
+        )
     found: list[Request] = []
     first = queue.exclusive.first
-    if resource.exclusive_count:  # then all holders have the same owner
-        owner = next(iter(resource.holders.values())).owner
-    else:
-        if mode and queue.shared:
-            found = [entry[2] for entry in islice(queue.shared.between(after, first), max(limit, 1))]
-            count, names = _count_within(found, limit) if queue.non_simple_count else (len(found), len(found))
-            limit -= names
-            if found and limit <= 0:
-                del found[count:]
-                left.append((name, mode, found[-1].entry(name)))
-                return found, limit
-        if first is None:
+    if mode != S and queue.shared:  # a shared request blocked no shared waiters
+        found, limit = _shared_candidates(queue, name, mode, after, limit, left)
+        if found and limit <= 0:
             return found, limit
-        owner = first[2].owner
-        if after is None or after < first:  # else what left was after the first exclusive waiter, and did not block it
-            found.append(first[2])
-            limit -= len(first[2].exclusive) + len(first[2].shared)
-            after = first
-    if isinstance(owner, str) and (resource.exclusive_count or len(table.waiting_of(owner)) > 1):
+    if first is None:
+        return found, limit
+    owner = first[2].owner
+    if after is None or after < first:  # otherwise the request that left was later than `first`, and did not block it
+        found.append(first[2])
+        limit -= len(first[2].exclusive) + len(first[2].shared)
+        after = first
+    if isinstance(owner, str) and len(table.waiting_of(owner)) > 1:  # `first` does not block later waiters of its owner
         own, limit = _waiters_of_owner(table, owner, (name, mode, after), limit, left)
         found = list(dict.fromkeys(found + own))  # without duplicates, in the same order
+    return found, limit
+
+
+def _shared_candidates(
+    queue: WaitQueue, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
+) -> tuple[list[Request], int]:
+    """Return the shared waiters between `after` and the first exclusive waiter, and the rest of `limit`.
+
+    Returns at least one waiter if there is one. If `limit` is used up, the rest of the queue is added to `left`.
+    """
+    found = [entry[2] for entry in islice(queue.shared.between(after, queue.exclusive.first), max(limit, 1))]
+    count, names = _count_within(found, limit) if queue.non_simple_count else (len(found), len(found))
+    limit -= names
+    if found and limit <= 0:
+        del found[count:]
+        left.append((name, mode, found[-1].entry(name)))
     return found, limit
 
 
@@ -389,7 +402,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
     waits for a conflicting lock earlier in the queue.
     """
     if table.specials:
-        return all(_fits(table, request, name, mode) for name, mode in request.queue_modes())
+        return all(_is_unblocked(table, request, name, mode) for name, mode in request.queue_modes())
     owner = request.owner
     for name in request.exclusive:
         resource = table.resources[name]
@@ -413,8 +426,8 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
     return True
 
 
-def _fits(table: LockTable, request: Request, name: str, mode: QueueMode) -> bool:
-    """Return whether the holders and the earlier waiters of one resource leave room for a waiting request."""
+def _is_unblocked(table: LockTable, request: Request, name: str, mode: QueueMode) -> bool:
+    """Return whether neither a holder nor an earlier waiter of one resource blocks a waiting request."""
     resource, owner, entry = table.resources[name], request.owner, request.entry(name)
     queue = resource.wait_queue
     assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -523,7 +536,7 @@ def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tup
 
 
 RoomBelow = dict[tuple[str, QueueMode], bool]
-"""Whether a mode has room below a subtree and below all outer subtrees, for one owner at one time."""
+"""True if a mode has room below a subtree and below all outer subtrees, for one owner at one time."""
 
 
 def is_available(

@@ -453,8 +453,10 @@ class LockTable:
                 request.details = None
 
     def hold_units(self, id: int, request: Request, name: str, units: int) -> None:
-        """Do the same as `open_specials` and `add_held`, except for `held`, for units of one resource without waiters and a
-        request without a transaction, which will get this id.
+        """Make a new request, which will get this id, a holder of units of one resource.
+
+        The fast path of `open_specials` and `add_held`, for a request without a transaction, and a resource without waiters.
+        Does not add the request to `held`.
         """
         resource = self.resources.get(name)
         if resource is None:
@@ -471,7 +473,10 @@ class LockTable:
         self.detailed += 1
 
     def drop_units(self, id: int, name: str, units: int) -> None:
-        """Undo `hold_units`."""
+        """Undo `hold_units`: remove a request without a transaction from the holders of its units.
+
+        The resource must have no waiters, so it leaves the table with its last holder.
+        """
         resource = self.resources[name]
         holders = resource.holders
         del holders[id]

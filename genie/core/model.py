@@ -125,7 +125,7 @@ class Request:
     """The entries of the request in rearranged queues, by resource. None instead of an empty dict."""
     details: Details | None
     simple: bool
-    """Whether the waiting request is in one queue only, and has no transaction. Then all its wait-for edges are within this
+    """True if the waiting request is in one queue only, and has no transaction. Then all its wait-for edges are within this
     queue."""
 
     # Written out because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted.

@@ -221,7 +221,7 @@ class _UnitScan:
         self.only_units = len(resource.holders) == special.holders and queue.modes() == [U]
         self.entries = iter(queue.of_mode(U))
         self.fits: dict[int, bool] = {}
-        """Whether the units of each waiter that was read fit, by id."""
+        """True if the units of each waiter that was read fit, by id."""
 
     def remove(self, owner: Owner) -> None:
         """Remove an owner that finishes."""

@@ -411,7 +411,7 @@ class WaitQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request waits."""
+        """True if no request waits."""
         return not (self.exclusive or self.shared or self.others)
 
     def entries(self) -> list[QueueEntry]:

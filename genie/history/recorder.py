@@ -104,7 +104,7 @@ class Recorder:
         self._stored_bytes = 0
         """The bytes of the stored lines, approximately."""
         self._is_flush_due = False
-        """Whether `on_stored` must write all lines, because the timer has fired during a commit."""
+        """True if `on_stored` must write all lines, because the timer has fired during a commit."""
         self._joined: list[bytes] = []
         """Joined lines that the writer does not have yet."""
         self._joined_bytes = 0

@@ -101,13 +101,13 @@ class Replay:
         self.ends = 0
         """Number of ends that were repeated exactly: at the same time, for the same reason."""
         self.is_cut_off = False
-        """Whether the record ends in the middle of a step, because its server was killed or the disk was full."""
+        """True if the record ends in the middle of a step, because its server was killed or the disk was full."""
         self._since = since
         self._on_step = on_step
         self._unconfirmed_events: deque[core.Event] = deque()
         """Events of the lock manager that no line has confirmed yet."""
         self._accepts_carried = True
-        """Whether carried requests are loaded: until the first event of the replay or of a leadership."""
+        """True if carried requests are loaded: until the first event of the replay or of a leadership."""
 
     def run(self, lines: Iterable[Line]) -> None:
         """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not repeat a recorded event."""
@@ -159,39 +159,56 @@ class Replay:
 
     def _execute_cause(self, line: Queued | Locked | Released) -> None:
         """Execute the command that led to a recorded event."""
-        command: core.Command
+        match line:
+            case Queued():
+                self._execute_request(line)
+            case Locked():
+                self._execute_grant(line)
+            case Released():
+                self._execute_end(line)
+
+    def _execute_request(self, line: Queued) -> None:
+        """Execute a recorded request. Raises Diverged if it was executed before."""
         manager = self.manager
-        if isinstance(line, Queued):
-            if manager.table.find(line.id) is not None:
-                raise Diverged(line.at, f"{_describe_line(line)} is recorded twice")
-            if line.names:
-                manager.next_id = line.id
-                request = new_request(line)
-                command = request
-                if isinstance(line, Granted):
-                    command = _granting_command(manager, request)
-                    if not self.grants:
-                        manager.next_fence = line.fence
-                self._step(command, line.at, f"request {describe_request(line)}", line.names)
-        elif isinstance(line, Locked):
-            if not self.grants:
-                manager.next_fence = line.fence
-            command = Continue() if manager.pending_grants else Recover()
-            self._step(command, line.at, type(command).__name__.lower(), ())
-        else:
-            found = manager.table.find(line.id)
-            if found is None:
-                return  # the request has no names, or its arrival is not in the record
-            if line.reason in (Reason.QUEUE_TIMEOUT, Reason.TRANSACTION_TIMEOUT):
-                manager.deadlines.discard(found.deadline, found.id)
-                found.deadline = 0  # the most overdue request, so that no other one ends instead
-                manager.deadlines.add(found.deadline, found.id)
-                self._step(Expire(1), line.at, f"expire {line.id}", found.names())
-            else:
-                self._step(Release(line.id), line.at, f"release {line.id}", found.names())
+        if manager.table.find(line.id) is not None:
+            raise Diverged(line.at, f"{_describe_line(line)} is recorded twice")
+        if not line.names:
+            return  # a request with `anyOf` that ended at once, so it changed no state
+        manager.next_id = line.id
+        request = new_request(line)
+        command: core.Command = request
+        if isinstance(line, Granted):
+            command = _granting_command(manager, request)
+            self._begin_fences(line.fence)
+        self._step(command, line.at, f"request {describe_request(line)}", line.names)
+
+    def _execute_grant(self, line: Locked) -> None:
+        """Grant a waiting request: continue a step that left grants for later, or else recover as a new leader does."""
+        self._begin_fences(line.fence)
+        command = Continue() if self.manager.pending_grants else Recover()
+        self._step(command, line.at, type(command).__name__.lower(), ())
+
+    def _execute_end(self, line: Released) -> None:
+        """Execute the timeout or the release that ended a request."""
+        manager = self.manager
+        request = manager.table.find(line.id)
+        if request is None:
+            return  # the request has no names, or its arrival is not in the record
+        if line.reason not in (Reason.QUEUE_TIMEOUT, Reason.TRANSACTION_TIMEOUT):
+            self._step(Release(line.id), line.at, f"release {line.id}", request.names())
+            return
+        manager.deadlines.discard(request.deadline, request.id)
+        request.deadline = 0  # the most overdue request, so that no other request ends instead
+        manager.deadlines.add(request.deadline, request.id)
+        self._step(Expire(1), line.at, f"expire {line.id}", request.names())
+
+    def _begin_fences(self, fence: int) -> None:
+        """Before the first grant, make `fence` the next fencing token. Later tokens must then equal those of the record."""
+        if not self.grants:
+            self.manager.next_fence = fence
 
     def _adjust_fences(self, fence: int) -> None:
-        """Continue the fencing tokens of the record: `fence` is the token of its first grant."""
+        """Renumber the fencing tokens of unconfirmed grants, so that the first of them is `fence`, the first of the record."""
         granted = [event.request for event in self._unconfirmed_events if isinstance(event, GRANTS)]
         if granted:
             difference = fence - granted[0].fence
@@ -229,7 +246,7 @@ class Replay:
     def _confirm(self, line: Queued | Locked | Released) -> None:
         """Compare a recorded event with the next event of the lock manager. Raises Diverged if they differ."""
         if isinstance(line, Queued) and not line.names:
-            return  # a request with `anyOf` that ended at once, so it was not executed here
+            return  # a request with `anyOf` that ended at once, which `_execute_request` did not execute
         if isinstance(line, (Granted, Locked)) and not self.grants:
             self._adjust_fences(line.fence)
         if not self._unconfirmed_events:
@@ -428,7 +445,7 @@ class _Recorded:
     ended_at: float | None = None
     reason: Reason | None = None
     was_live: bool = False
-    """Whether the request was live when the period began."""
+    """True if the request was live when the period began."""
 
 
 def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:

@@ -121,7 +121,7 @@ class Result(Struct, omit_defaults=True):
 
     requests: list[Entry]
     more: bool = False
-    """Whether earlier requests match as well."""
+    """True if earlier requests match as well."""
     gaps: int = 0
     """Number of gaps, in which events are missing."""
     begins_at: float | None = None
@@ -189,7 +189,7 @@ class _Search:
         Return whether earlier files may have further ones, because the limit is exceeded.
         """
         is_covered = False
-        """Whether the files that were read contain all requests of the window."""
+        """True if the files that were read contain all requests of the window."""
         for segment in reversed(self._segments):
             if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
                 continue

@@ -74,7 +74,7 @@ class IndexHeader(Struct):
     first_at: float
     last_at: float
     is_unrecorded: bool = False
-    """Whether the requests of the time before the file are missing from it, because they were too large."""
+    """True if the requests of the time before the file are missing from it, because they were too large."""
 
 
 def key_of(kind: str, name: str) -> int:
@@ -132,12 +132,12 @@ class Segment:
 
     @property
     def is_archived(self) -> bool:
-        """Whether the file is compressed and indexed."""
+        """True if the file is compressed and indexed."""
         return self.path.name.endswith(ARCHIVED)
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether the file has all requests that are live at its beginning."""
+        """True if the file has all requests that are live at its beginning."""
         if not self.is_archived:
             first = self.path if self.number == 1 else self.sibling(STATE)
             with contextlib.suppress(FileNotFoundError), first.open("rb") as file:

@@ -230,7 +230,7 @@ class HistoryWriter:
         self._dropped_by_thread = DroppedWrites()
         """The writes that the thread has dropped. The total includes the writes that the archiver has dropped."""
         self._has_failed = False
-        """Whether the disk has failed, and no file could be written since then. Only the thread uses this."""
+        """True if the disk has failed, and no file could be written since then. Only the thread uses this."""
         self._unrecorded_live: int | None = None
         """Number of live requests in a dropped snapshot, until a line records it. None if no snapshot was dropped. Only the
         thread uses this."""

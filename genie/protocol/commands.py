@@ -154,8 +154,8 @@ _decode_short = msgspec.json.Decoder(ShortLine).decode
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
-class _NotShort(Exception):
-    """A request has a text that takes many bytes although it has few characters."""
+class _NeedsLongDecoding(Exception):
+    """A request must be decoded as a long one: a text takes many bytes although it has few characters, or a name is a subtree."""
 
 
 def read(line: bytes) -> WireCommand:
@@ -176,7 +176,7 @@ def read(line: bytes) -> WireCommand:
         elif type(payload) is ReleasePayload and payload.namespace is None and payload.id is not None:
             return Release(payload.id, payload.ref)
         return _build_command(decoded)
-    except _NotShort:
+    except _NeedsLongDecoding:
         pass
     except _DECODE_ERRORS as error:
         reason = str(error)
@@ -221,9 +221,9 @@ def _build_command(line: Line) -> WireCommand:
 def _build_request(payload: RequestPayload, long_names: Names | None = None) -> Request | Take:
     """Return a `Request` if the payload has `resources`. Otherwise return a `Take`, which chooses from `anyOf`.
 
-    Raises ValueError for invalid input that decoding cannot detect, such as `resources` together with `anyOf`. Without
-    `long_names`, the names of a request that may be long, raises `_NotShort` if a text is not short, or if the request names
-    a subtree.
+    `long_names` are the names of a request that was decoded as a long one. Without them, raises `_NeedsLongDecoding` if a text
+    takes many bytes, or if a name is a subtree. Raises ValueError for invalid input that decoding cannot detect, such as
+    `resources` together with `anyOf`.
     """
     resources = payload.resources
     if resources is None:
@@ -265,9 +265,9 @@ def _context(payload: RequestPayload, choice_digest: str | None = None) -> Conte
 
 
 def _check_short(text: str) -> None:
-    """Raise `_NotShort` if a text takes many bytes."""
+    """Raise `_NeedsLongDecoding` if a text takes many bytes."""
     if text_bytes(text) > SHORT_TEXT_BYTES:
-        raise _NotShort
+        raise _NeedsLongDecoding
 
 
 def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Take:
@@ -408,21 +408,22 @@ once, and stored once for any number of waiters."""
 def _split_and_cache(resources: list[str]) -> Names:
     """Return the names of a request by mode. If it names one resource, cache the result.
 
-    Raises `_NotShort` if a name is not short, or if the request names a subtree.
+    Raises `_NeedsLongDecoding` if a name takes many bytes, or is a subtree. ASCII names need no check of their bytes, because
+    the decoder has limited their characters.
     """
     if len(resources) != 1:
         names = split_by_mode(resources)
         is_ascii = "".join(resources).isascii()
         for name in chain(names[0], names[1], names[2] or ()):
             if is_subtree(name):
-                raise _NotShort
+                raise _NeedsLongDecoding
             if not is_ascii:
                 _check_short(name)
         return names
-    # Among a million names, one resource in 100 is cached: this path is the usual one of a large service.
+    # Optimized: a large service locks a million names, of which the cache holds one in 100, so nearly all requests are read here.
     mode, name, units = parse_resource(resources[0])
-    if name[-2:] == "**" and is_subtree(name):
-        raise _NotShort
+    if name[-2:] == "**" and is_subtree(name):  # the comparison takes less time than the call
+        raise _NeedsLongDecoding
     if not name.isascii():
         _check_short(name)
     plain = ((), (name,), None) if mode == X else ((name,), (), None)

@@ -43,7 +43,7 @@ MAX_READ_NAMES = 20_000
 `MAX_ROW_RESOURCES` names of each row are compared: a request with `anyOf` may have 10,000."""
 
 IsVisible = Callable[[str], bool]
-"""Whether a client may see the resource with this name."""
+"""Returns True if a client may see the resource with this name."""
 
 
 def _encoded_ref(ref: str | None) -> bytes:

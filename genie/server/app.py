@@ -116,7 +116,7 @@ class Server:
         self._reloading: asyncio.Task[None] | None = None
         """The last reload, which may run. None before the first."""
         self._is_reload_wanted = False
-        """Whether another reload follows."""
+        """True if another reload follows."""
         self._service_manager: SystemdNotifier | None = None
         """Reports the state to systemd. None if systemd does not run this server, or expects no messages."""
 

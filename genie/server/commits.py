@@ -47,9 +47,9 @@ class Commits:
         self, store: Store, manager: LockManager, stats: Stats, *, lease_s: float, store_timeout_s: float
     ) -> None:
         self.in_flight = False
-        """Whether a commit was sent to the store and is not acknowledged yet."""
+        """True if a commit was sent to the store and is not acknowledged yet."""
         self.store_unavailable = False
-        """Whether the commit in flight has taken longer than the store timeout."""
+        """True if the commit in flight has taken longer than the store timeout."""
         self.ids_reserved_below = 0
         """The high-water mark of ids in the store, or in the commit in flight."""
         self._store = store

@@ -122,7 +122,7 @@ class Connection(Peer, asyncio.Protocol):
         self._partial_bytes = 0
         """Bytes of the incomplete line, as last reported to `admission`."""
         self._eof = False
-        """Whether the client closed its sending side (half-close)."""
+        """True if the client closed its sending side (half-close)."""
         self._lingers_until = 0.0
         """Event-loop time until which the closing connection lingers. 0 if it does not linger."""
         self._discarded_bytes = 0
@@ -335,7 +335,7 @@ class Connection(Peer, asyncio.Protocol):
 
     @property
     def reading_is_paused(self) -> bool:
-        """Whether reading from the client is paused, and will be resumed."""
+        """True if reading from the client is paused, and will be resumed."""
         return (
             self.input_paused or self.write_blocked or self._postponed_lines is not None or bool(self._postponed_input)
         )

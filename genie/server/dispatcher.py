@@ -633,9 +633,13 @@ class Dispatcher:
 
 def _log_forced_release(request: Request, principal: Principal) -> None:
     """Log the release of a request by another principal than its own, an operator."""
-    owner = request.context.principal
-    if owner != principal.name:
-        log.info("request released by operator", id=request.id, principal=principal.name, owner=owner)
+    if request.context.principal != principal.name:
+        log.info(
+            "request released by operator",
+            id=request.id,
+            principal=principal.name,
+            request_principal=request.context.principal,
+        )
 
 
 def _may_be_retry(request: Request, earlier: Request | RetainedReply) -> bool:
@@ -644,4 +648,5 @@ def _may_be_retry(request: Request, earlier: Request | RetainedReply) -> bool:
         return is_same_request(request, earlier)
     if earlier.fingerprint is not None:
         return fingerprint(request) == earlier.fingerprint
+    # After a restart or a takeover, the parameters of the ended request are unknown: any request with its `ref` is a retry.
     return earlier.request is None or is_same_request(request, earlier.request)

@@ -114,7 +114,7 @@ class AdmissionControl(Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """Whether too many rejected connections are open, so that a further rejected connection must be closed without
+        """True if too many rejected connections are open, so that a further rejected connection must be closed without
         lingering.
         """
         return self._rejected_count > REJECT_SLOTS

@@ -146,9 +146,13 @@ class Monitor:
     def _log_inversions(self) -> None:
         """Log each new inversion of the lock order. `MAX_INVERSIONS` limits their number."""
         for inversion in () if self._lock_order is None else self._lock_order.inversions.take_unreported():
-            fields = {"kind": inversion.kind.value, "classes": inversion.classes, "offender": inversion.offender}
-            edges = [_edge_fields(edge) for edge in inversion.edges]
-            self._log.warning("lock order inversion", **_shorten({**fields, "edges": edges}))
+            fields = {
+                "kind": inversion.kind.value,
+                "classes": inversion.classes,
+                "offender": inversion.offender,
+                "edges": [_edge_fields(edge) for edge in inversion.edges],
+            }
+            self._log.warning("lock order inversion detected", **_shorten(fields))
 
 
 def _shorten(value: Any) -> Any:

@@ -73,7 +73,7 @@ class Namespace:
         self.history = history
         """The recording of this namespace. None if the history is off."""
         self._is_shutting_down = False
-        """Whether the server is shutting down."""
+        """True if the server is shutting down."""
         self._role_loop: asyncio.Task[None] | None = None
         """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
         resolve. None before `start`."""
@@ -149,7 +149,7 @@ class Namespace:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this server leads the namespace, also while it shuts down."""
+        """True if this server leads the namespace, also while it shuts down."""
         return isinstance(self._role, Leading)
 
     @property
@@ -174,14 +174,14 @@ class Namespace:
 
     @property
     def store_available(self) -> bool:
-        """Whether a leader executes commands, or a follower reads from the store."""
+        """True if a leader executes commands, or a follower reads from the store."""
         if isinstance(self._role, Leading):
             return self._current_pipeline.store_available
         return isinstance(self._role, Waiting | Following)
 
     @property
     def store_full(self) -> bool:
-        """Whether this server leads and its store is out of memory, so that requests are rejected."""
+        """True if this server leads and its store is out of memory, so that requests are rejected."""
         return self.is_leader and self.store.full
 
     @property

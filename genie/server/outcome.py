@@ -17,7 +17,7 @@ class BatchOutcome:
 
     def __init__(self, next_id: int = 1, *, durable: bool = True) -> None:
         self.durable = durable
-        """Whether the changes of the batch are collected for a store."""
+        """True if the changes of the batch are collected for a store."""
         self.changes: dict[int, Change] = {}
         """Changes of the batch, by id of the request. None deletes the record."""
         self.stored_below = next_id

@@ -26,7 +26,7 @@ class LineOwner(Protocol):
 
     @property
     def reading_is_paused(self) -> bool:
-        """Whether reading from the client is paused and will be resumed."""
+        """True if reading from the client is paused and will be resumed."""
 
     def drop_partial_line(self, rejection: RequestRejected) -> None:
         """Drop the incomplete line, send `rejection` and close the connection."""

@@ -90,7 +90,7 @@ class CommandHandler(Protocol):
     """Executes or rejects the commands of connections: the pipeline of a leader, or the handler of a follower."""
 
     is_leader: bool
-    """Whether this handler executes commands rather than rejecting them."""
+    """True if this handler executes commands rather than rejecting them."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands."""
@@ -134,25 +134,25 @@ class Peer:
         self.queued_bytes = 0
         """Bytes of `input_queue`."""
         self.input_paused = False
-        """Whether reading is paused (back pressure), because too many bytes are queued."""
+        """True if reading is paused (back pressure), because too many bytes are queued."""
         self.busy_until = self.overran_until = 0.0
         """Times of the scheduler, in seconds of the monotonic clock. The connection is busy until `busy_until`. If it
         exceeds its quantum before `overran_until`, it becomes busy."""
         self.outbox: list[bytes] = []
         """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
-        """Whether `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. The
+        """True if `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. The
         connection is then in the notifier's `dirty`."""
         self.deferred: list[bytes] = []
         """Watch events of stored batches that are sent a little later, and replies that must follow many such events."""
         self.watch_bytes = 0
         """Bytes of watch events in `outbox` and `deferred`. May include replies in `outbox`, but is 0 without watch events."""
         self.write_blocked = False
-        """Whether the client does not read its messages, so that much output is buffered."""
+        """True if the client does not read its messages, so that much output is buffered."""
         self.closing = False
-        """Whether no further input is accepted. Commands that were read earlier are still executed."""
+        """True if no further input is accepted. Commands that were read earlier are still executed."""
         self.closed = False
-        """Whether the connection is lost, so that nothing can be sent."""
+        """True if the connection is lost, so that nothing can be sent."""
 
     def enter_state(self, state: ConnectionState) -> None:
         """Change the state. Raises RuntimeError if `TRANSITIONS` does not permit the change."""

@@ -134,7 +134,7 @@ class Pipeline:
             manager, self._dispatcher.sessions.deadlines, self._dispatcher.watch_events.waiting, clock
         )
         self._is_expiry_due = False
-        """Whether a deadline has passed, so that the next batch ends requests or sessions."""
+        """True if a deadline has passed, so that the next batch ends requests or sessions."""
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
         self._deferred = DeferredEvents(slow_turns)
         self._slow_turns = slow_turns
@@ -410,7 +410,7 @@ class Pipeline:
 
     @property
     def store_available(self) -> bool:
-        """Whether commands are executed now."""
+        """True if commands are executed now."""
         return not self._commits.store_unavailable and not self._stopped
 
     def revoke_watches(self, connection: Peer) -> bool:

@@ -27,7 +27,7 @@ class RequestLimits:
         self._short_below_id = 0
         """Like `unchecked_below_id`, for requests of named principals, which must be charged but not checked."""
         self.store_full = False
-        """Whether the store is out of memory, so that new requests are rejected."""
+        """True if the store is out of memory, so that new requests are rejected."""
 
     def check_next(self) -> None:
         """Require a check of the next request, because there may be less room."""

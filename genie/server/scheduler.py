@@ -101,7 +101,7 @@ class CommandScheduler:
         self._overruns: dict[str | None, float] = {}
         """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
         self._left_light = False
-        """Whether the last batch has left light connections."""
+        """True if the last batch has left light connections."""
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
@@ -118,16 +118,15 @@ class CommandScheduler:
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
 
-        A connection without queued commands joins the queue `busy` if it sent many bytes at once or used much time
-        recently, otherwise the queue `light`. Reading from the connection is paused if too many bytes are queued for it
-        or for all connections together.
+        The fast path is for a light connection without queued commands; `_add_more` handles all others. Reading is paused if
+        too many bytes are queued for all connections, except from a connection with at most `LIGHT_BYTES`.
         """
         queue = connection.input_queue
         if queue or size > SPLIT_BYTES or connection.busy_until:
             self._add_more(connection, items, size)
             return
-        # The usual case: the only input of a light connection. `UnsplitLines` have more than `SPLIT_BYTES`.
         self.light.append(connection)
+        # `items` has a length: `UnsplitLines`, which has none, is always longer than `SPLIT_BYTES`.
         queue.append((iter(items), len(items), size))  # type: ignore[arg-type]
         connection.queued_bytes = size
         self.bytes += size

@@ -196,7 +196,7 @@ class Session:
         self.live_requests = 0
         """Number of held and waiting requests."""
         self.outlived_by_requests = False
-        """Whether the session has ended without a key, and held requests still refer to it."""
+        """True if the session has ended without a key, and held requests still refer to it."""
         self.connected_at = inf
         """Time when the state of the session was sent after the connection's `hello` (ms, lock manager's clock). Infinite if
         the time is unknown: then no retained reply counts as received."""
@@ -210,7 +210,7 @@ class Session:
         self.state_report: StateReport | None = None
         """The state that was not sent yet after the client has resumed the session. None if all was sent."""
         self.quiet = False
-        """Whether `queued` is omitted for requests with a `ref`."""
+        """True if `queued` is omitted for requests with a `ref`."""
         self.retained_replies: deque[RetainedReply] | None = None
         """Terminal replies, oldest first. Without a key: only replies to requests with a `ref`. None instead of an empty
         deque, which would take 600 bytes in every session."""

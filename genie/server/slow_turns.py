@@ -24,9 +24,9 @@ class SlowTurns:
         self._batches_before = 1
         """Number of batches in the previous iteration, at least 1."""
         self._is_taken = False
-        """Whether a caller has the turn of this iteration."""
+        """True if a caller has the turn of this iteration."""
         self._is_scheduled = False
-        """Whether `_end_iteration` is scheduled."""
+        """True if `_end_iteration` is scheduled."""
         self._asked: dict[Hashable, int] = {}
         """The callers without a turn in this iteration, with the iteration in which they first asked."""
         self._asked_before: dict[Hashable, int] = {}

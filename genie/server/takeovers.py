@@ -56,6 +56,6 @@ class Takeovers:
                 "session taken over repeatedly",
                 takeovers=count + 1,
                 within_ms=round(now - began_at),
-                hint="two processes use the same session secret",
+                hint="two processes use the same session secret: give each process its own",
                 **{name: value for name, value in optional.items() if value is not None},
             )

@@ -170,24 +170,23 @@ class WatchEvents:
     def _send(self, prefix: str, events: bytes, steps: int, sent: set[Outbound] | None = None) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        The first slice continues with the `steps` of the caller. `sent` contains the connections that have received the
-        events already.
+        `steps` is the number of steps that the caller has executed and not yielded: they are part of the first slice. `sent`
+        contains the connections that must not receive the events again; each watcher that receives them is added.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
         steps_of_event = 1 + len(events) // STEP_BYTES
         for connection in [*watchers]:
-            if connection not in watchers or connection.closed:
-                pass  # its watches have ended since the first slice
-            elif sent is not None and connection in sent:
-                pass
-            elif is_lagging(connection):
-                steps += self._end(connection)
-            else:
-                send_event(connection, events)
-                if sent is not None:
-                    sent.add(connection)
-                steps += steps_of_event
+            # Since the first slice, the watches of the connection may have ended.
+            is_watching = connection in watchers and not connection.closed
+            if is_watching and (sent is None or connection not in sent):
+                if is_lagging(connection):
+                    steps += self._end(connection)
+                else:
+                    send_event(connection, events)
+                    if sent is not None:
+                        sent.add(connection)
+                    steps += steps_of_event
             steps += 1
             if steps >= SLICE:
                 yield steps

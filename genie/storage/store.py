@@ -225,7 +225,7 @@ class Store(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether the store is out of memory. It still stores releases, but no new requests should be accepted."""
+        """True if the store is out of memory. It still stores releases, but no new requests should be accepted."""
 
     @property
     def outage(self) -> StoreOutage | None:

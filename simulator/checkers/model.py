@@ -27,7 +27,7 @@ class ConnectionHistory:
     session: str | None = None
     """The secret of the session, or None without a session."""
     welcomed: bool = False
-    """Whether the server has accepted the `hello`."""
+    """True if the server has accepted the `hello`."""
     session_timeout_ms: float = 0.0
     quiet: bool = False
     generation: tuple[str | int, int] = ("", 0)
@@ -65,7 +65,7 @@ class RequestHistory:
     reason: str = ""
     """The reason in the first `released`."""
     end_received: bool = False
-    """Whether the client has received a `released`."""
+    """True if the client has received a `released`."""
     notified_connections: set[int] = field(default_factory=set)
     """The numbers of the connections that got messages about the request."""
 

@@ -398,11 +398,11 @@ class PendingCommand:
     id: int | None
     sent_at: float
     has_unique_ref: bool = True
-    """Whether no other pending command has the same ref, so that the reply can be recognized."""
+    """True if no other pending command has the same ref, so that the reply can be recognized."""
 
     @property
     def is_release_by_ref(self) -> bool:
-        """Whether the command is a `release` by `ref`. Its reply looks like a `released` with another cause."""
+        """True if the command is a `release` by `ref`. Its reply looks like a `released` with another cause."""
         return self.name == "release" and self.id is None
 
 

@@ -39,7 +39,7 @@ class Grant:
 
     @property
     def certain(self) -> bool:
-        """Whether the lock is certainly still held: only its owner can have ended it."""
+        """True if the lock is certainly still held: only its owner can have ended it."""
         return time.monotonic() < self.certain_until
 
 

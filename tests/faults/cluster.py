@@ -13,7 +13,7 @@ from faults.checker import Checker, Violation
 from faults.connection import Address, ConnectionEnded, query
 from support.processes.servers import WAIT_S, Genie, Redis, RedisDeployment
 
-CAUGHT_UP = "replica caught up"
+CAUGHT_UP = "replica loaded"
 LEADER_TIMEOUT_S = WAIT_S
 """Time limit for the election of a leader."""
 

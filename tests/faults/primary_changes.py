@@ -37,7 +37,7 @@ async def kill_lagging(env: Environment, results: Results, times: int) -> None:
         await restart(env, old)
 
 
-async def isolate_master(env: Environment, results: Results, times: int) -> None:
+async def isolate_primary(env: Environment, results: Results, times: int) -> None:
     """Partition the primary from sentinels and replicas, but not from the servers, so that there are two primaries.
 
     A follower that is started meanwhile, or loses its connection, finds the new one. It must not lead there while another

@@ -22,7 +22,7 @@ class Deployment(Protocol):
     async def successor(self, old: Node, /) -> Node: ...
 
 
-async def kill_master(env: Environment, results: Results, times: int) -> None:
+async def kill_primary(env: Environment, results: Results, times: int) -> None:
     """Kill the primary, and restart it after the failover: at first it still considers itself the primary."""
     for _ in range(times):
         old = await settled(env)
@@ -34,7 +34,7 @@ async def kill_master(env: Environment, results: Results, times: int) -> None:
         await restart(env, old)
 
 
-async def stop_master(env: Environment, results: Results, times: int) -> None:
+async def stop_primary(env: Environment, results: Results, times: int) -> None:
     """Stop the primary until after the failover: when it continues, it executes the commands that were sent meanwhile."""
     for _ in range(times):
         old = await settled(env)

@@ -11,8 +11,8 @@ from typing import Any
 from faults.append_only_file import OPTIONS
 from faults.connection_cuts import cut_and_kill, cut_clients, cut_redis
 from faults.environment import Environment, environment, single_redis
-from faults.primary_changes import fail_over, isolate_master, kill_lagging
-from faults.primary_failures import kill_master, stop_master
+from faults.primary_changes import fail_over, isolate_primary, kill_lagging
+from faults.primary_failures import kill_primary, stop_primary
 from faults.redis_failures import kill_redis, lose_last_second, stop_redis
 from faults.results import Results
 from faults.server_failures import kill_and_restart, kill_leader, kill_only_server, kill_with_many, resign
@@ -96,10 +96,10 @@ SCENARIOS = (
         {"servers": 2, "proxy_redis": True},
     ),
     Scenario(
-        "kill-master",
-        "`kill -9` of a master, sentinels name another",
+        "kill-primary",
+        "`kill -9` of a primary, sentinels name another",
         40,
-        kill_master,
+        kill_primary,
         {"servers": 2, "redis": running_sentinels},
     ),
     Scenario(
@@ -110,17 +110,17 @@ SCENARIOS = (
         {"servers": 2, "redis": SENTINELS_WITH_PROXIES},
     ),
     Scenario(
-        "stop-master",
-        "a master stopped (SIGSTOP), continued when there is another",
+        "stop-primary",
+        "a primary stopped (SIGSTOP), continued when there is another",
         40,
-        stop_master,
+        stop_primary,
         {"servers": 2, "redis": running_sentinels},
     ),
     Scenario(
-        "isolate-master",
-        "a master cut off from sentinels and replicas, not from Genie",
+        "isolate-primary",
+        "a primary cut off from sentinels and replicas, not from Genie",
         40,
-        isolate_master,
+        isolate_primary,
         {"servers": 2, "redis": SENTINELS_WITH_PROXIES},
     ),
     Scenario("hand-over", "`SENTINEL FAILOVER`", 40, fail_over, {"servers": 2, "redis": running_sentinels}),
@@ -133,16 +133,16 @@ SCENARIOS = (
     ),
     Scenario(
         "kill-member",
-        "`kill -9` of the slot's master in a cluster",
+        "`kill -9` of the slot's primary in a cluster",
         40,
-        kill_master,
+        kill_primary,
         {"servers": 2, "redis": running_cluster},
     ),
     Scenario(
         "stop-member",
-        "the slot's master in a cluster stopped, continued later",
+        "the slot's primary in a cluster stopped, continued later",
         40,
-        stop_master,
+        stop_primary,
         {"servers": 2, "redis": running_cluster},
     ),
     Scenario("kill-with-many", "`kill -9` of the leader, 100,000 locks held", 10, kill_with_many, {"servers": 2}),

@@ -86,9 +86,9 @@ class Costs:
     residual_lines: list[str] = field(default_factory=list)
     """The lines of code that allocated most of what is left."""
     aborted: bool = False
-    """Whether an iteration exceeded `MAX_COUNTED`, so that the sequence was not played to its end."""
+    """True if an iteration exceeded `MAX_COUNTED`, so that the sequence was not played to its end."""
     exhausted: bool = False
-    """Whether a step took so much work in many iterations that it was not played to its end."""
+    """True if a step took so much work in many iterations that it was not played to its end."""
     problem: str = ""
     """An error of the server; "" for none."""
 

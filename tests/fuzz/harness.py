@@ -58,7 +58,7 @@ class Client:
 
     @property
     def open(self) -> bool:
-        """Whether commands can be sent and will get replies."""
+        """True if commands can be sent and will get replies."""
         return not (self.transport.closing or self.half_closed or self.dropped or self.model.close_reason)
 
     def send(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class Client:
 
     @property
     def _taken_over(self) -> bool:
-        """Whether another client has used the secret of its session."""
+        """True if another client has used the secret of its session."""
         owner = self.model.owner
         return isinstance(owner, tuple) and len(self.harness.shared.claims[owner[0]]) > 1
 

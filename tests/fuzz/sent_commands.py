@@ -52,7 +52,7 @@ class SentCommand:
 
     @property
     def by_ref(self) -> bool:
-        """Whether it is a `release` by `ref`."""
+        """True if it is a `release` by `ref`."""
         return isinstance(self.decoded, ReleaseByRef)
 
     @property

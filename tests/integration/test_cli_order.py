@@ -55,7 +55,7 @@ async def test_an_inversion_is_shown_in_every_form(server: Genie) -> None:
     await run_transaction(wire, "pay-1", "accounts/1", "orders/2", note="checkout")
     await run_transaction(wire, "ship-7", "orders/7", "accounts/5", note="shipping")
 
-    logged = server.until("lock order inversion")
+    logged = server.until("lock order inversion detected")
     assert (logged["kind"], logged["classes"]) == ("cycle", ["orders/*", "accounts/*"])
     assert [edge["transaction"] for edge in logged["edges"]] == ["ship-7", "pay-1"]
 

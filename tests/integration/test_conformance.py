@@ -79,7 +79,7 @@ def test_the_server_passes_all_cases(redis: Redis) -> None:
     with running_server(token=CREDENTIAL) as genie:
         with_token = run_kit(*options, "--token", CREDENTIAL, f"127.0.0.1:{genie.port}")
     with running_server(redis, lease=60) as leader, running_server(redis, lease=60) as follower:
-        follower.until("replica caught up")
+        follower.until("replica loaded")
         addresses = ["--follower", f"127.0.0.1:{follower.port}", f"127.0.0.1:{leader.port}"]
         with_redis = run_kit(*options, *addresses)
     outcomes = [{case["name"]: case["outcome"] for case in run["cases"]} for run in (in_memory, with_token, with_redis)]

@@ -26,7 +26,7 @@ def leader_and_follower(redis: Redis, lease: float = 60, **settings: object) -> 
         running_server(redis, lease=60, **settings) as follower,
     ):
         assert follower.log[-1]["role"] == "follower"
-        follower.until("replica caught up")
+        follower.until("replica loaded")
         yield leader, follower
 
 
@@ -256,7 +256,7 @@ def follower_waits_for_log(redis: Redis) -> bool:
 
 async def test_a_follower_restores_what_redis_and_its_leader_lost(redis: Redis) -> None:
     with running_server(redis, lease=60) as leader, running_server(redis, lease=2) as follower:
-        follower.until("replica caught up")
+        follower.until("replica loaded")
         client = await Wire.connect(leader.address)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
         while not follower_waits_for_log(redis):  # noqa: ASYNC110 - Redis has no event for it
@@ -281,7 +281,7 @@ async def test_a_follower_loads_the_snapshot_if_the_log_is_truncated(redis: Redi
         await checkpoint_written(redis)
         assert int(redis.call("XTRIM", "{genie}:log", "MAXLEN", "5")) > 0
         follower.send(signal.SIGCONT)
-        follower.until("log truncated")
+        follower.until("replication log truncated")
         last = await client.lock("exclusive:last", transactionTimeout=600_000)
         leader.send(signal.SIGTERM)
         assert follower.until("leadership acquired")["held_locks"] == 12

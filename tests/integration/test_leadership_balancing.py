@@ -155,7 +155,7 @@ async def test_an_idle_node_takes_over_after_a_crash(redis: Redis) -> None:
         first, second, third = start_three_nodes(cluster)
         idle = cluster.start()
         for _ in NAMES:
-            idle.until("replica caught up")
+            idle.until("replica loaded")
         second.kill()
         wait_until_leading(idle, 1)  # that of the crashed node, or another one if another node was faster
         assert set(leader_ports(redis).values()) == {first.port, third.port, idle.port}

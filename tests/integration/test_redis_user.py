@@ -11,7 +11,7 @@ from pathlib import Path
 from redises.cluster import Member, running_cluster
 from support.network.certificates import Certificates
 from support.network.wire import Wire
-from support.processes.servers import WAIT_S, Genie, Redis, redis_version
+from support.processes.servers import WAIT_S, Genie, Redis
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploying.md"
 
@@ -23,8 +23,6 @@ def documented_user(namespace: str) -> list[str]:
     arguments = shlex.split(command.replace("\\\n", ""))[1:]
     assert {"~{orders}:*", "~{wallets}:*", ">PASSWORD"} <= {*arguments}
     arguments.remove("~{wallets}:*")
-    if redis_version() < (7,):  # as the page says
-        arguments[arguments.index("+config|get")] = "+config"
     return [{"~{orders}:*": f"~{{{namespace}}}:*", ">PASSWORD": ">secret"}.get(part, part) for part in arguments]
 
 

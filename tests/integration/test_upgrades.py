@@ -111,7 +111,7 @@ def test_a_follower_of_a_later_leader_refuses_to_lead_and_stops(
     follower = Genie(redis, lease=LEASE_S)
     follower.start(wait=False)
     events: set[str] = set()
-    while not events >= {"listening", "replica caught up"}:  # in any order
+    while not events >= {"listening", "replica loaded"}:  # in any order
         events.add(follower.until("")["event"])
     change(namespace)
     resign(namespace)

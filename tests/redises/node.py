@@ -52,7 +52,7 @@ class Node(Redis):
 
     @property
     def is_live(self) -> bool:
-        """Whether the process runs and is not stopped."""
+        """True if the process runs and is not stopped."""
         return self.process is not None and not self.stopped
 
     def kill(self) -> None:

@@ -47,7 +47,7 @@ class Shape:
     depth: int
     """Requests in flight on each connection."""
     hot: bool
-    """Whether all requests lock the same key, or each one a key of its own."""
+    """True if all requests lock the same key, or each one a key of its own."""
     lock: str = field(default="exclusive", kw_only=True)
     """What a request asks for: `exclusive`, or units such as `1/32`."""
     idle: str = field(default="", kw_only=True)
@@ -178,7 +178,7 @@ class Clients:
 
     @property
     def answered(self) -> bool:
-        """Whether the server has answered all commands, and has granted the hot key."""
+        """True if the server has answered all commands, and has granted the hot key."""
         states = [slot.state for slot in self.slots]
         if self.shape.hot:
             return SENT not in states and RELEASING not in states and (LOCKED in states or QUEUED not in states)
@@ -261,7 +261,7 @@ class Counts:
         socket.socket.send = send  # type: ignore[method-assign,assignment]
 
     def is_redis(self, sock: socket.socket) -> bool:
-        """Whether this is a connection to Redis."""
+        """True if this is a connection to Redis."""
         peer = sock.getpeername() if self._redis_port else None
         return type(peer) is tuple and peer[1] == self._redis_port
 
@@ -382,7 +382,7 @@ def _readable(fds: Collection[int], count: int) -> set[int]:
 
 
 def _excludes(name: str) -> bool:
-    """Whether a file is not the server's: the event loop, or the clients."""
+    """True if a file is not the server's: the event loop, or the clients."""
     return name.startswith((*EVENT_LOOP, str(Path(__file__).parent)))
 
 

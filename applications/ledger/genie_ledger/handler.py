@@ -136,11 +136,11 @@ class TimeoutHandler:
         self._batch_size = batch
         self._interval_s = every
         self._running = False
-        """Whether a call of `run_once` is in progress."""
+        """True if a call of `run_once` is in progress."""
         self._opened = False
-        """Whether the tables were created and checked."""
+        """True if the tables were created and checked."""
         self._can_write = False
-        """Whether the last writes of a run could be committed."""
+        """True if the last writes of a run could be committed."""
         self._opening = asyncio.Lock()
         """Held while the tables are created and checked, so that concurrent callers of `open` wait."""
         self._next_slice_at = 0.0

@@ -167,7 +167,7 @@ class ScanResult:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """True if there is nothing to write."""
         has_changed_windows = bool(self.recount.changed or self.recount.expired_ids)
         return self.last_change_id == self.segment.start and not has_changed_windows and not self.plan
 
@@ -221,7 +221,7 @@ class TransferRow(NamedTuple):
 
     @property
     def is_rescheduled(self) -> bool:
-        """Whether the ledger's date differs from the handler's copy by at least `DATE_TOLERANCE`.
+        """True if the ledger's date differs from the handler's copy by at least `DATE_TOLERANCE`.
         After a delivery only a later date counts.
         """
         if self.expires is None or self.timeout_id is None:
@@ -233,7 +233,7 @@ class TransferRow(NamedTuple):
 
     @property
     def was_final_since(self) -> bool:
-        """Whether the transfer was in a final state after the state in which it was delivered."""
+        """True if the transfer was in a final state after the state in which it was delivered."""
         return self.final_change_id is not None and self.final_change_id > (self.known_change_id or 0)
 
 

@@ -45,7 +45,7 @@ class Scanner:
 
     @property
     def catching_up(self) -> bool:
-        """Whether the next run compares a whole batch of dates with the ledger's, because the last
+        """True if the next run compares a whole batch of dates with the ledger's, because the last
         run has found moved dates.
         """
         return self._sweep.phase is not Phase.SAMPLE

@@ -62,11 +62,11 @@ class IdleSweep:
     begin: int | None
     """The id of the row after which the first slice begins; None until it is known."""
     complete: bool = False
-    """Whether all rows were compared."""
+    """True if all rows were compared."""
     wrapped: bool = False
-    """Whether the end of the table was reached."""
+    """True if the end of the table was reached."""
     found_rescheduled: bool = False
-    """Whether a moved date was found."""
+    """True if a moved date was found."""
 
     def advance(self, first: int, last: int | None) -> None:
         """Record that the rows with ids in (`first`, `last`] were compared. `last` is None if the
@@ -99,7 +99,7 @@ class Sweep:
     begin: int = 0
     """The id of the row after which the phases OVERDUE and COPY begin."""
     wrapped: bool = False
-    """Whether this phase has reached the end of the table."""
+    """True if this phase has reached the end of the table."""
 
     @property
     def row_count(self) -> int:

@@ -88,7 +88,7 @@ class Selection(ABC):
     @property
     @abstractmethod
     def held(self) -> bool:
-        """Whether this selection still holds the tokens."""
+        """True if this selection still holds the tokens."""
 
     @abstractmethod
     def checkpoint(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class InMemorySelector:
         self._spends = _Spends()
         """The spends that `close` waits for."""
         self._started = False
-        """Whether `start` was called: it can be called only once."""
+        """True if `start` was called: it can be called only once."""
         self._resources = AsyncExitStack()
         """Closes the selector and the store. Empty until both are open."""
         self._closing = asyncio.Lock()
@@ -253,7 +253,7 @@ class InMemorySelection:
 
     @property
     def held(self) -> bool:
-        """Whether this selection still holds all of the tokens, and none is known to be spent."""
+        """True if this selection still holds all of the tokens, and none is known to be spent."""
         return self._background.call(lambda: _evaluate(lambda: self._inner.held))
 
     @property

@@ -54,7 +54,7 @@ class Wallet(NamedTuple):
     account: str | None
 
     def has(self, token: Token) -> bool:
-        """Whether the wallet contains a token."""
+        """True if the wallet contains a token."""
         return (
             token.token_type == self.token_type
             and token.identifier == self.identifier

@@ -13,7 +13,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.is_exceeded = False
-        """Whether the analysis is incomplete, because it exceeded a limit."""
+        """True if the analysis is incomplete, because it exceeded a limit."""
         self.search_steps = 0
         """Number of edges that the searches for inversions have followed."""
         self.steps = 0

@@ -65,7 +65,7 @@ class Edge:
         """Locks that every such transaction also held, with whether each was always exclusive."""
         self.example = example
         self.is_offending = False
-        """Whether the edge completes known inversions. Then each new kind of transaction that makes the edge is another
+        """True if the edge completes known inversions. Then each new kind of transaction that makes the edge is another
         inversion."""
         self.count = 0
         """Number of requests that made this edge."""
@@ -73,12 +73,12 @@ class Edge:
 
     @property
     def held_exclusive(self) -> bool:
-        """Whether the held lock is exclusive."""
+        """True if the held lock is exclusive."""
         return bool(self.flags & HELD_EXCLUSIVE)
 
     @property
     def asked_exclusive(self) -> bool:
-        """Whether the requested lock is exclusive."""
+        """True if the requested lock is exclusive."""
         return bool(self.flags & ASKED_EXCLUSIVE)
 
     @property
@@ -93,7 +93,7 @@ class Edge:
 
     @property
     def is_within_class(self) -> bool:
-        """Whether both names are of one class."""
+        """True if both names are of one class."""
         return self.held is self.asked
 
     @property

@@ -42,7 +42,7 @@ class Inversion:
     offender: str = ""
     """The stem of the names of the transactions that completed the inversion: `pay-*` for `pay-17`."""
     is_repeated: bool = False
-    """Whether transactions with another stem completed an inversion of the same kind and classes before."""
+    """True if transactions with another stem completed an inversion of the same kind and classes before."""
 
     @property
     def description(self) -> str:

@@ -30,7 +30,7 @@ class Members:
     def __init__(self, cls: LockClass, name: str, exclusive: bool) -> None:
         self.cls = cls
         self.exclusive = exclusive
-        """Whether one of the names is locked in exclusive mode."""
+        """True if one of the names is locked in exclusive mode."""
         self.first = self.last = name
         """The first name, if digits are compared as characters. `last` is the last name in this order."""
         self.first_by_number = self.last_by_number = name

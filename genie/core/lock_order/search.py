@@ -38,7 +38,7 @@ class InversionSearch:
             self._inversions.add(Kind.UPGRADE, (edge,), edge)
             return
         if edge.is_within_class and edge.held.treatment is not Treatment.ORDERED:
-            self._check_members(edge)
+            self._add_member_inversion(edge)
         if self._budget.search_steps > MAX_SEARCH_STEPS:
             self._budget.is_exceeded = True
         elif self._leads_to(edge.asked, edge.held):
@@ -55,25 +55,37 @@ class InversionSearch:
             reached |= added
         return target.id in reached
 
-    def _check_members(self, added: Edge) -> None:
-        """Find out whether the names of a class are taken in ascending order, by characters or by numbers."""
+    def _add_member_inversion(self, added: Edge) -> None:
+        """Add an inversion if the names of a class are locked neither in ascending text order nor in ascending numeric order.
+
+        Transactions that all follow one of the two orders cannot deadlock. So there is an inversion only if an edge violates
+        the text order, and an edge violates the numeric order.
+        """
         edges = [
             edge for edge in self._graph.outgoing[added.held.id] if edge.is_within_class and not edge.flags & UPGRADE
         ]
-        witnesses = []
+        violations = []
         for order in (DESCENDING, NUMBER_DESCENDING):
-            # Two shared locks do not conflict with shared locks in the opposite order, but with exclusive locks.
-            opposed = any(not edge.flags & order and edge.flags & BOTH_EXCLUSIVE == BOTH_EXCLUSIVE for edge in edges)
-            descending = [edge for edge in edges if edge.flags & order and (edge.flags & BOTH_EXCLUSIVE or opposed)]
+            # A descending edge of two shared locks conflicts only with an ascending edge of two exclusive locks.
+            has_exclusive_ascending = any(
+                not edge.flags & order and edge.flags & BOTH_EXCLUSIVE == BOTH_EXCLUSIVE for edge in edges
+            )
+            descending = [
+                edge
+                for edge in edges
+                if edge.flags & order and (edge.flags & BOTH_EXCLUSIVE or has_exclusive_ascending)
+            ]
             if not descending:
-                return
-            witnesses.append(_least_guarded(descending))
-        first, second = witnesses
-        if first is not second:
-            self._inversions.add(Kind.MEMBERS, (first, second), added)
+                return  # no transaction violates this order
+            violations.append(_least_guarded(descending))
+        by_text, by_number = violations
+        if by_text is not by_number:
+            self._inversions.add(Kind.MEMBERS, (by_text, by_number), added)
             return
+        # One edge violates both orders. It is reported even without an ascending edge, before a transaction can deadlock with it.
         ascending = [edge for edge in edges if not edge.flags & ANY_DESCENDING]
-        self._inversions.add(Kind.MEMBERS, (first, _least_guarded(ascending)) if ascending else (first,), added)
+        reported = (by_text, _least_guarded(ascending)) if ascending else (by_text,)
+        self._inversions.add(Kind.MEMBERS, reported, added)
 
     def _find_cycle(self, edge: Edge, *, direct: bool) -> None:
         """Search for the shortest path from the class that an edge requests to the class that it holds, along edges of other

@@ -336,7 +336,7 @@ class _LogCheck:
         self.last_epoch = 0
         """The epoch of the last takeover."""
         self.has_resigned = False
-        """Whether the last entry is a resignation."""
+        """True if the last entry is a resignation."""
 
     def continues(self, position: Position, values: dict[bytes, bytes]) -> bool:
         """Return whether no entry is missing before this one.

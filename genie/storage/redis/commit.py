@@ -108,7 +108,7 @@ class CommitEncoder:
         to the same limits, are retained until this leader's own entries exceed a limit. Redis trims whole nodes of the stream,
         and at most 10,000 entries at a time.
         """
-        self._retention.mark(index, self._encoded_bytes)
+        self._retention.add_trim_point(index, self._encoded_bytes)
         first_retained = self._retention.first_retained
         retained = (self._epoch, first_retained) if first_retained else (self._former_epoch, 0)
         options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(min(self.checkpoint, retained)))
@@ -311,14 +311,14 @@ class CommitWriter:
         self.batch = _none_in_flight(Batch())
         """The batch in flight, or else the last batch. Before the first batch of an epoch, the result of `_none_in_flight`."""
         self.full = False
-        """Whether Redis is out of memory, and stores only releases."""
+        """True if Redis is out of memory, and stores only releases."""
         self.connection: RedisConnection | None = None
         """The connection to the primary. None while disconnected."""
         self._encoder: CommitEncoder
         self._watching = False
-        """Whether the connection watches the log, and the log ends with the last stored batch."""
+        """True if the connection watches the log, and the log ends with the last stored batch."""
         self._has_lost_state = False
-        """Whether Redis has lost the checkpointed state, so that the snapshot must be restored."""
+        """True if Redis has lost the checkpointed state, so that the snapshot must be restored."""
         self._backoff: Backoff | None = None
         """The pauses between attempts during an outage of Redis. None while commits succeed."""
         self._recovery: asyncio.Task[None] | None = None
@@ -652,7 +652,7 @@ async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff
         except FAILURES as error:
             if str(error) != last_error:
                 last_error = str(error)
-                log.warning("store still unavailable", error=last_error)
+                log.warning("store operation failed, retrying", error=last_error)
             await asyncio.sleep(round(backoff.next_delay(), 3))
 
 

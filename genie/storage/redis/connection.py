@@ -56,7 +56,7 @@ class RedisConnection(asyncio.Protocol):
     """One connection to Redis. The caller sends the next command only after the reply to the previous one."""
 
     asking = False
-    """Whether to send ASKING before each command, which a cluster node requires while it is importing the slot."""
+    """True: send ASKING before each command, which a cluster node requires while it is importing the slot."""
     version = 0, 0
     """The (major, minor) version of this Redis, or (0, 0) if unknown."""
 

@@ -38,7 +38,7 @@ class Discovery(Protocol):
     """Finds the current primary. Each call of `find` queries again."""
 
     primary_may_change: bool
-    """Whether another Redis may become the primary. If so, the primary must be verified after each connect."""
+    """True if another Redis may become the primary. If so, the primary must be verified after each connect."""
 
     async def find(self) -> PrimaryLocation:
         """Return the location of the current primary. Raises RedisFailure if no node reports a primary."""

@@ -49,9 +49,9 @@ class Decision(NamedTuple):
     """Wait until this event-loop time, so that a candidate of a higher rank can take over. While waiting, and once more at
     the end, the candidate compares its position with the published ones. None if no candidate can have a higher rank."""
     rolled_back: bool = False
-    """Whether Redis may lack commits that this node has replicated. The wait counts from the first such observation."""
+    """True if Redis may lack commits that this node has replicated. The wait counts from the first such observation."""
     delayed: bool = False
-    """Whether to wait for the election delay as well, so that nodes that lead fewer namespaces win."""
+    """True: wait for the election delay as well, so that nodes that lead fewer namespaces win."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Candidacy:
     last_sign_of_life: float
     """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
     has_seen_leader: bool
-    """Whether a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
+    """True if a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
     Always True if the primary cannot change."""
     empty_since: float | None = None
     """When the namespace was first observed to be empty. None if it is not empty."""

@@ -34,6 +34,7 @@ from genie.storage.redis.log import (
     LogReader,
     LogTruncated,
     Position,
+    encode_position,
 )
 from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load_state
@@ -87,7 +88,7 @@ class Follower:
         self._leader: str | None = None
         """The leader's address. None if the leader is unknown."""
         self._may_lag = False
-        """Whether the log may have entries that this node has not read, because Redis could not be reached."""
+        """True if the log may have entries that this node has not read, because Redis could not be reached."""
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
@@ -98,7 +99,7 @@ class Follower:
         self._logged_load_error = ""
         """Why the state could not be loaded, as logged last. Empty if it was loaded."""
         self._has_acquired = False
-        """Whether this node has acquired leadership, but may not have the state yet from which to lead."""
+        """True if this node has acquired leadership, but may not have the state yet from which to lead."""
         self.acquired_state: StateMachine | None = None
         """The state with which this node has acquired leadership. None before."""
         self.acquired_at = 0.0
@@ -233,7 +234,9 @@ class Follower:
         try:
             entries = await self._reader.read(wait_ms)
         except LogTruncated:
-            self._log.info("log truncated, reloading replica")
+            self._log.info(
+                "replication log truncated, reloading replica", position=encode_position(self._reader.position)
+            )
             await self._load_replica()
             return None
         self._outage_log.end(self._keyspace.primary.address, self._loop.time())
@@ -287,7 +290,7 @@ class Follower:
         self._may_lag = False
         self._report_role()
         if not self._has_acquired:
-            self._log.info("replica caught up", held_locks=state_machine.manager.table.locks)
+            self._log.info("replica loaded", held_locks=state_machine.manager.table.locks)
 
     # -- taking over --------------------------------------------------------------------------------------
 
@@ -391,13 +394,11 @@ class Follower:
         self._has_acquired = replica is not None
         return None if replica is None else replica.state_machine()
 
-    async def _catch_up_to(self, base: Position) -> bool:
-        """Replicate the log up to `base`, the last position of the former leader.
-
-        Return False if the log ends before `base`.
-        """
-        while not self._reader.history.contains(base):
-            if await self._read_log(None) == []:
+    async def _catch_up_to(self, position: Position) -> bool:
+        """Apply log entries until the replica contains `position`. Return False if the log ends before `position`."""
+        while not self._reader.history.contains(position):
+            entries = await self._read_log(wait_ms=None)
+            if entries == []:  # the end of the log; None: the replica was loaded again, and may contain `position` now
                 return False
         return True
 

@@ -173,17 +173,18 @@ class LogReader:
         self.history = history
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
-        """Return the next entries, at most `MAX_READ_ENTRIES`, and move the reader to the last one.
+        """Return the next entries, and move the reader to the last of them.
 
-        Waits up to `wait_ms` milliseconds for the first entry, and does not wait with None. Returns an empty list if there is
-        no entry. Raises LogTruncated if the log does not continue at the position of this reader.
+        Returns at most `MAX_READ_ENTRIES` entries, of about `max_read_bytes` in total. Waits up to `wait_ms` milliseconds for
+        the first entry; None does not wait, and 0 is not allowed, because Redis would wait forever. Returns an empty list if
+        there is no entry. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         count = min(self._max_count, MAX_READ_ENTRIES)
         command = ("XREAD", "COUNT", count, *block, "STREAMS", self._key, encode_position(self.position))
         streams = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
         entries = streams[0][1] if streams else []
-        if entries:
+        if entries:  # adapt the next count to the size of these entries
             size = sum(len(value) for _, fields in entries for value in fields)
             self._max_count = max(1, self._max_read_bytes * len(entries) // size)
         return [self._advance(id_, fields) for id_, fields in entries]
@@ -217,18 +218,19 @@ class LogRetention:
     """
 
     def __init__(self) -> None:
-        self._marks: deque[tuple[int, int]] = deque()
+        self._trim_points: deque[tuple[int, int]] = deque()
         """For some entries in order, the index, and the size of all earlier entries of this leader."""
         self.first_retained = 0
         """The index of the first retained entry of this leader. 0 if entries of earlier leaders are retained as well."""
 
-    def mark(self, index: int, bytes_before: int) -> None:
-        """Make `index` a point at which the log can be trimmed, and move `first_retained`.
+    def add_trim_point(self, index: int, bytes_before: int) -> None:
+        """Record that the log can be trimmed before `index`, and advance `first_retained` if a limit is exceeded.
 
         The entries of this leader before `index` have `bytes_before` bytes in total.
         """
-        marks = self._marks
-        marks.append((index, bytes_before))
-        while bytes_before - marks[0][1] > MAX_LOG_BYTES or index - marks[0][0] > MAX_LOG_ENTRIES:
-            marks.popleft()
-            self.first_retained = marks[0][0]
+        points = self._trim_points
+        points.append((index, bytes_before))
+        # Drop the oldest points until the entries from the first remaining point on are within both limits.
+        while bytes_before - points[0][1] > MAX_LOG_BYTES or index - points[0][0] > MAX_LOG_ENTRIES:
+            points.popleft()
+            self.first_retained = points[0][0]

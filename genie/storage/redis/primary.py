@@ -58,10 +58,10 @@ class Primary:
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
         self._login = url.login
         self.has_sentinels = url.kind == "sentinel"
-        """Whether sentinels report the primary. If so, a leader must query the sentinels regularly."""
+        """True if sentinels report the primary. If so, a leader must query the sentinels regularly."""
         self._discovery = discovery_for(url, key)
         self.may_change = self._discovery.primary_may_change
-        """Whether another Redis, which may lack commits, can become the primary."""
+        """True if another Redis, which may lack commits, can become the primary."""
         self._min_replicas = min_replicas
         self._fsync = fsync
         self._connection: RedisConnection | None = None
@@ -208,7 +208,7 @@ class Primary:
 
     @property
     def asking(self) -> bool:
-        """Whether the connected node is importing the hash slot, and may still lack some of the keys."""
+        """True if the connected node is importing the hash slot, and may still lack some of the keys."""
         return self._connection is not None and self._connection.asking
 
     @property

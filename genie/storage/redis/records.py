@@ -30,7 +30,7 @@ class StoredDetails(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=F
     units: dict[str, tuple[int, int]] = {}
     """The units and their limit, by counted resource."""
     subtrees: bool = False
-    """Whether some of the names are subtrees."""
+    """True if some of the names are subtrees."""
 
 
 class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):

@@ -112,7 +112,9 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                     f"checkpoint, {encode_position(latest.checkpoint.position)}: wait for the next checkpoint of the leader, "
                     f"or stop all servers, delete the keys of the namespace and restore a backup"
                 ) from None
-            log.warning("log truncated during load, reloading state")
+            log.warning(
+                "replication log not continuous during load, reloading state", position=encode_position(reader.position)
+            )
 
 
 async def _catch_up(
@@ -181,7 +183,7 @@ class LocalReplica:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether a state is loaded, to which the log can be applied."""
+        """True if a state is loaded, to which the log can be applied."""
         return self.lazy is not None
 
     @property
@@ -200,7 +202,7 @@ class LocalReplica:
 
     @property
     def has_led_last(self) -> bool:
-        """Whether this node has led, and has read no commit that is later than its own leadership."""
+        """True if this node has led, and has read no commit that is later than its own leadership."""
         return self._snapshot_as_leader is not None and self.history is self._snapshot_as_leader.history
 
     def snapshot(self) -> Snapshot | None:

@@ -84,12 +84,12 @@ class RedisStore:
             self._on_rolled_back,
         )
         self._keeps_commits = min_replicas > 0 or fsync
-        """Whether the settings promise that commits survive a failure of Redis."""
+        """True if the settings promise that commits survive a failure of Redis."""
         self._must_check_safety = not allow_data_loss
-        """Whether an unsafe configuration of Redis must be rejected. Only until the first check succeeds: ending a server that
+        """True if an unsafe configuration of Redis must be rejected. Only until the first check succeeds: ending a server that
         runs would do more harm than logging the error."""
         self._is_leader = False
-        """Whether `open` has returned the state with which this node leads."""
+        """True if `open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
         """The follower of the last call of `open`. None before the first call."""
         self._node = Node()
@@ -113,7 +113,7 @@ class RedisStore:
 
     @property
     def full(self) -> bool:
-        """Whether Redis is out of memory, and stores only releases."""
+        """True if Redis is out of memory, and stores only releases."""
         return self._writer.full
 
     @property

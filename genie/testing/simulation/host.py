@@ -84,7 +84,7 @@ class Host:
         self._starts = 0
         """Number of starts of the server; part of the name of the server process."""
         self._restarting = False
-        """Whether a restart is scheduled."""
+        """True if a restart is scheduled."""
         self.start()
 
     def start(self) -> None:

@@ -256,7 +256,7 @@ class Pipe:
         """When the last segment that was sent arrives."""
         self._timer: asyncio.TimerHandle | None = None
         self.broken = False
-        """Whether the pipe drops new segments, without notifying the sender."""
+        """True if the pipe drops new segments, without notifying the sender."""
 
     def send(self, kind: str, data: bytes = b"") -> None:
         """Send a segment of a kind, with the bytes if the kind is `DATA`.
@@ -508,14 +508,14 @@ class SimTransport(asyncio.Transport):
         """The bytes that wait for space in the peer's window."""
         self.read_paused = False
         self._closing = False
-        """Whether the process has called `close` or `abort`."""
+        """True if the process has called `close` or `abort`."""
         self._eof_written = False
         self._writing_paused = False
-        """Whether the protocol was asked to pause writing."""
+        """True if the protocol was asked to pause writing."""
         self._draining = False
-        """Whether a call of `_drain` is scheduled."""
+        """True if a call of `_drain` is scheduled."""
         self.has_ended = False
-        """Whether the connection has ended on this side."""
+        """True if the connection has ended on this side."""
 
     # -- for the protocol ---------------------------------------------------------------------------------
 
@@ -739,7 +739,7 @@ class Connection:
             self, server, listener.factory, None, out=to_client, into=to_server, own=address, peer=client_address
         )
         self.silent = False
-        """Whether the machine of one side has lost power, so that this side sends nothing any more."""
+        """True if the machine of one side has lost power, so that this side sends nothing any more."""
 
     def __repr__(self) -> str:
         return f"<{self.client.node.name}-{self.server.node.name}#{self.number}>"

@@ -20,7 +20,7 @@ class RecordingTransport(asyncio.Transport):
         super().__init__()
         self._on_write = on_write
         self.is_ended = False
-        """Whether the server has closed its sending side."""
+        """True if the server has closed its sending side."""
 
     def write(self, data: Any) -> None:
         self._on_write(bytes(data))

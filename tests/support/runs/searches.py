@@ -9,7 +9,7 @@ import os
 from hypothesis import settings
 
 SOAK = os.environ.get("GENIE_TESTS_SOAK") == "1"
-"""Whether this is the long run. `make soak-tests` sets the variable."""
+"""True if this is the long run. `make soak-tests` sets the variable."""
 FACTOR = 50
 """How many times as many examples each search tries then."""
 

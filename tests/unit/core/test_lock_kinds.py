@@ -111,7 +111,7 @@ class Checked:
         self.check(theory)
 
     def _is_fast(self, id: int) -> bool:
-        """Whether the fast path is tried, as the server does, or only the step that it replaces."""
+        """True if the fast path is tried, as the server does, or only the step that it replaces."""
         return id % 3 > 0
 
     def check(self, expected: ReferenceManager | None = None) -> None:

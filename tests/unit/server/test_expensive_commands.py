@@ -171,7 +171,7 @@ def instructions(call: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("name", ["own/{}", "\ue000{}", "\U0010ffff{}", "{}\u00a0"])
 def test_a_request_with_very_many_choices_executes_few_instructions_for_each(name: str) -> None:
-    """Whether its characters are printable or not."""
+    """True if its characters are printable or not."""
     any_of = [f"exclusive:{name.format(number)}" for number in range(CHOICES)]
     text = line("request", anyOf=any_of, target=len(any_of), transactionName="t", ref="r").rstrip()
     manager = LockManager()

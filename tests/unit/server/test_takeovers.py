@@ -19,7 +19,7 @@ def test_the_third_takeover_within_the_window_is_logged_with_both_notes():
             "namespace": "orders",
             "takeovers": 3,
             "within_ms": 2,
-            "hint": "two processes use the same session secret",
+            "hint": "two processes use the same session secret: give each process its own",
             "older_note": "api 1@a",
             "newer_note": "api 2@b",
             "principal": "shop",

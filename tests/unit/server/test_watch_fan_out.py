@@ -55,7 +55,7 @@ def watchers(world: World, *prefixes: str, number: int = WATCHERS) -> list[Clien
 
 
 def are_events_left(world: World) -> bool:
-    """Whether there are events that no transport has yet."""
+    """True if there are events that no transport has yet."""
     busy = world.pipeline
     return bool(
         busy._dispatcher.watch_events.waiting or busy._outcome.dirty or busy._deferred._connections or busy._scheduled

@@ -206,7 +206,7 @@ class _Service:
     initial_last_change_id: int = 0
     """Id of the last state change when the service started."""
     was_lagging: bool = False
-    """Whether more state changes were left after the last run."""
+    """True if more state changes were left after the last run."""
     last_error: str = ""
     """Error of the last run, so that a repeated error is printed only once; empty if the run succeeded."""
     printed_states: set[str] = field(default_factory=set)

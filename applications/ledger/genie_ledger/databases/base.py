@@ -30,7 +30,7 @@ class Database(ABC):
     """A ledger's database: connections for reading and writing, bulk statements, and the run lock."""
 
     commits_in_order = False
-    """Whether ids become visible in their order: no lower id can be committed after a higher one.
+    """True if ids become visible in their order: no lower id can be committed after a higher one.
     """
 
     driver_errors: tuple[type[Exception], ...] = ()

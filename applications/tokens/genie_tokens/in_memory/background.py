@@ -129,9 +129,9 @@ class _Call(Generic[T]):
         self._task: asyncio.Task[None] | None = None
         """Executes the coroutine; None until the loop has started it."""
         self._abandoned = False
-        """Whether the calling thread was interrupted, and will not get the result."""
+        """True if the calling thread was interrupted, and will not get the result."""
         self.posted = False
-        """Whether the call was passed to the loop, or an attempt to do so was interrupted."""
+        """True if the call was passed to the loop, or an attempt to do so was interrupted."""
         self.future: Future[T] = Future()
         """The result, for which the calling thread waits."""
 
@@ -204,7 +204,7 @@ class Background:
         self._stopping = asyncio.Event()
         """Set in the loop to end it."""
         self.stopped = False
-        """Whether the loop is ending or has ended, or will never start."""
+        """True if the loop is ending or has ended, or will never start."""
 
     def call(
         self, make_coroutine: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], object] | None = None

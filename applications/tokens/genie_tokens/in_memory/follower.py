@@ -96,12 +96,12 @@ class StoreFollower:
 
     @property
     def is_running(self) -> bool:
-        """Whether the follower was started, and not closed since."""
+        """True if the follower was started, and not closed since."""
         return self._follow_task is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first load has succeeded, and the follower was not closed since."""
+        """True if the first load has succeeded, and the follower was not closed since."""
         first_load = self._first_load
         return (
             self._follow_task is not None

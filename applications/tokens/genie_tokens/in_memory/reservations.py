@@ -47,7 +47,7 @@ class Reservation:
         self.pending_ids: tuple[str, ...] = ()
         """Ids of tokens that `restore` has reserved before they were loaded from the store."""
         self.superseded = False
-        """Whether some tokens were transferred to a newer reservation of the same transaction."""
+        """True if some tokens were transferred to a newer reservation of the same transaction."""
 
     @property
     def held_entries(self) -> Iterator[TokenEntry]:

@@ -33,7 +33,7 @@ class InMemorySelection(Selection):
     ) -> None:
         super().__init__(store, tokens, target, reservation.transaction, guard)
         self._restored = restored
-        """Whether the selection was created from a checkpoint: the transaction may have spent the tokens before."""
+        """True if the selection was created from a checkpoint: the transaction may have spent the tokens before."""
         self._reservation = reservation
         """The reservation of this selection's tokens."""
         self._reservations = reservations
@@ -43,7 +43,7 @@ class InMemorySelection(Selection):
 
     @property
     def held(self) -> bool:
-        """Whether this selection still holds all of the tokens, and none is known to be spent."""
+        """True if this selection still holds all of the tokens, and none is known to be spent."""
         self._guard.check()
         return self._reservations.is_active(self._reservation) and not self.lost
 

@@ -250,7 +250,7 @@ class WalletCache:
         self.last_used_at = -float("inf")
         """When a selection last used the cache."""
         self.is_consistent = False
-        """Whether the last load has read the wallet as it was at one point in time."""
+        """True if the last load has read the wallet as it was at one point in time."""
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -335,7 +335,7 @@ class WalletCache:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether any selection waits for tokens of this wallet."""
+        """True if any selection waits for tokens of this wallet."""
         return bool(self._waiters)
 
     def on_free(self, token: Token) -> None:

@@ -44,11 +44,11 @@ class Reservation:
         locks are granted.
         """
         self.runs_to_expiry = False
-        """Whether the locks are never released, and end only when they expire."""
+        """True if the locks are never released, and end only when they expire."""
 
     @property
     def pending(self) -> bool:
-        """Whether Genie has not granted the locks yet."""
+        """True if Genie has not granted the locks yet."""
         return self.expires_at == inf
 
 

@@ -16,7 +16,7 @@ class Event(Protocol):
     """An `asyncio.Event` that is only read."""
 
     def is_set(self) -> bool:
-        """Whether the event is set."""
+        """True if the event is set."""
 
 
 class Lock(Protocol):

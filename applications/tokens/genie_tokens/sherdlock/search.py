@@ -93,7 +93,7 @@ class SelectionRequest:
     limit: int | None
 
     def accepts(self, token: Token) -> bool:
-        """Whether `where` accepts a token."""
+        """True if `where` accepts a token."""
         return self.where is None or self.where(token)
 
 
@@ -113,7 +113,7 @@ class Candidates:
 
     @property
     def contended(self) -> bool:
-        """Whether others hold too many tokens for a request: without knowing which tokens they
+        """True if others hold too many tokens for a request: without knowing which tokens they
         hold, the request would probably have failed.
         """
         return self.skipped_count > spare_count(self.needed_count)
@@ -307,7 +307,7 @@ class RetryBudget:
         self.waits_left = waits
         """How often the request may still wait for tokens that others hold."""
         self.has_waited = False
-        """Whether a wait has ended at its deadline."""
+        """True if a wait has ended at its deadline."""
         self.wait_deadline: float | None = None
         """The end of the current wait (event-loop seconds), if there is one."""
         self.reloads_left = MAX_RELOADS

@@ -67,7 +67,7 @@ class SherdlockSelection(Selection):
 
     @property
     def held(self) -> bool:
-        """Whether this selection still holds the tokens: its lease has not expired, and none of its
+        """True if this selection still holds the tokens: its lease has not expired, and none of its
         locks was lost.
         """
         return (

@@ -50,7 +50,7 @@ class SqlTokenStore:
         self._open_mutex = asyncio.Lock()
         """Serializes `_open`."""
         self._opened = False
-        """Whether the tables were created or checked."""
+        """True if the tables were created or checked."""
         self._closed = False
         self._tasks_in_progress: set[asyncio.Task[Any]] = set()
         """The calls that `close` waits for."""

@@ -83,7 +83,7 @@ class Commands:
     """The keys, the scripts and the commands of one Redis."""
 
     read_only = False
-    """Whether commands that write are rejected, as a replica does."""
+    """True if commands that write are rejected, as a replica does."""
 
     def __init__(self) -> None:
         self.keys = Keyspace()

@@ -38,11 +38,11 @@ class RedisConnection(asyncio.Protocol):
         self._watched: set[bytes] = set()
         """The keys that the client watches."""
         self._is_dirty = False
-        """Whether a watched key was changed, so that the next EXEC fails."""
+        """True if a watched key was changed, so that the next EXEC fails."""
         self._transaction: list[list[bytes]] | None = None
         """The commands since MULTI; None outside of a transaction."""
         self._is_aborted = False
-        """Whether a command of the transaction was rejected, so that EXEC fails."""
+        """True if a command of the transaction was rejected, so that EXEC fails."""
         self._queued_commands: list[list[bytes]] = []
         self._try_reply: Callable[[], object] | None = None
         """A function that returns the reply to the blocking command, or `NOT_YET`; None if no command blocks."""
