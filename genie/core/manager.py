@@ -520,8 +520,6 @@ class LockManager:
                 before = len(events)
                 reads += self._grant_waiters(affected, now, events)
                 limit -= len(events) - before
-        if self.pending_grants:
-            self.deadlines.soonest = 0.0  # the search for deadlines has set a later one
 
     def _end_all(
         self,

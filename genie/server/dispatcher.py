@@ -149,6 +149,8 @@ class Dispatcher:
         if self.manager.pending_grants:
             self.notifier.handle_events(self._step(core.Continue(), now), now)
         self.notifier.handle_events(self._step(_EXPIRE, now), now)
+        if self.manager.pending_grants:
+            self.manager.deadlines.soonest = 0.0  # again, because the search for deadlines has replaced it
         self._ended_count = 0
         for session in self.sessions.expired(now, MAX_EXPIRED_SESSIONS):
             self._ended_count += 1 + len(session.retained_replies or ())

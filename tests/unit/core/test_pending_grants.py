@@ -10,7 +10,6 @@ import pytest
 from genie.core import Continue, Disconnect, Event, Expire, LockManager, Moved, Release, Request, State, grant
 from genie.core import manager as manager_module
 from genie.core.commands import Command
-from genie.core.model import NO_TIMEOUT_MS
 from simulator.invariants import check
 
 
@@ -33,24 +32,6 @@ def test_a_step_checks_a_bounded_number_of_candidates() -> None:
         steps += 1
     assert len(manager.table.held) == 5_000
     assert steps <= 5
-
-
-def test_an_expiry_leaves_the_caller_to_look_for_pending_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else would wake the caller: no lock is held, and no request has a time limit."""
-    monkeypatch.setattr(grant, "MAX_CANDIDATES", 2)
-    manager = LockManager()
-    names = [f"{number}" for number in range(9)]
-    holder = Request((), tuple(names))
-    manager.step(holder, 0)
-    manager.step(Request((), ("8",), queue_timeout_ms=NO_TIMEOUT_MS), 0)
-    for name in names[:8]:
-        manager.step(Request((), (name, "8"), queue_timeout_ms=NO_TIMEOUT_MS), 0)
-    manager.step(Release(holder.id), 0)
-    assert not manager.table.held
-    while not manager.table.held:
-        manager.step(Continue(), 0)
-        manager.step(Expire(), 0)
-        assert manager.deadlines.soonest == 0 or not manager.pending_grants
 
 
 def test_the_resources_that_the_candidates_name_are_bounded_too() -> None:
