@@ -403,6 +403,8 @@ class Reduction:
         self._rooms_of: dict[Owner, list[str]] = {owner: [] for owner in self._owners}
         self._first: dict[Owner, tuple[float, int]] = {}
         """The first position of each owner in a queue."""
+        self._needed: dict[Owner, tuple[float, int]] = {}
+        """The first position of an earlier owner that waits for locks of this owner, also indirectly; see `_find_needed`."""
         for owner in self._owners:
             for request in table.waiting_of(owner).values():
                 for name, mode in request.queue_modes():
@@ -460,8 +462,8 @@ class Reduction:
         self._rooms_of[owner].append(room.name)
 
     def _reduce(self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]) -> list[Owner]:
-        """Take owners that can finish, until no owner can, always the first of them in the queues. Return them in this
-        order.
+        """Take owners that can finish, until no owner can, always the first of them in the queues, or that such an owner
+        needs. Return them in this order.
 
         An owner can finish if all its waits in `rooms` fit, and all its `blockers` have finished.
         """
@@ -498,9 +500,40 @@ class Reduction:
                 left[waiter.owner] += isinstance(state, _HeldOnly) or waiter.mode == U
         return left
 
-    def _key(self, owner: Owner) -> tuple[float, int, int, Owner]:
+    def _key(self, owner: Owner) -> tuple[tuple[float, int], tuple[float, int], int, Owner]:
         """Return a key that sorts owners by their first position in a queue. It ends with the owner."""
-        return (*self._first[owner], self._owners[owner], owner)
+        first = self._first[owner]
+        return self._needed.get(owner, first), first, self._owners[owner], owner
+
+    def _find_needed(self) -> None:
+        """Find the owners whose held locks block an earlier owner, also indirectly. They are ranked before later owners, which
+        then need not overtake the earlier one.
+        """
+        waits = self._waits_by_owner()
+        read: set[tuple[str, QueueMode]] = set()
+        for earlier in sorted(self._owners, key=self._first.__getitem__):
+            position = self._first[earlier]
+            stack = [earlier]
+            while stack:
+                for room, waiter in waits[stack.pop()]:
+                    blocking = (*CONFLICTS[waiter.mode], U) if waiter.mode == U else CONFLICTS[waiter.mode]
+                    for mode in blocking:
+                        if (room.name, mode) in read:
+                            continue
+                        read.add((room.name, mode))
+                        for owner in room.holders.get(mode, ()):
+                            self._budget.spend()
+                            if position < self._first[owner] and owner not in self._needed:
+                                self._needed[owner] = position
+                                stack.append(owner)
+
+    def _waits_by_owner(self) -> dict[Owner, list[tuple[_Room, _Waiter]]]:
+        """Return the waiters of each owner, with their resources."""
+        waits: dict[Owner, list[tuple[_Room, _Waiter]]] = {owner: [] for owner in self._owners}
+        for room in self._rooms.values():
+            for waiter in room.waiters:
+                waits[waiter.owner].append((room, waiter))
+        return waits
 
     def _fitting_owners(
         self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], changed: Iterable[str]
@@ -548,14 +581,11 @@ class Reduction:
             return None
         deadlocked = self._owners.keys() - set(order)
         steps: dict[Owner, tuple[_Waiter, str, Owner]] = {}  # the edge by which each owner was reached
-        waiters: dict[Owner, list[tuple[_Room, _Waiter]]] = {}
-        for room in self._rooms.values():
-            for waiter in room.waiters:
-                waiters.setdefault(waiter.owner, []).append((room, waiter))
+        waits = self._waits_by_owner()
         queue = deque([self._victim])
         while queue:
             owner = queue.popleft()
-            for room, waiter in waiters[owner]:
+            for room, waiter in waits[owner]:
                 for other in self._blocking_owners(room, waiter, deadlocked):
                     self._budget.spend()
                     if other == self._victim:
@@ -631,6 +661,7 @@ class Reduction:
         """
         if len(self.finishing_owners()) == len(self._owners):
             return {}
+        self._find_needed()
         ranks = {owner: rank for rank, owner in enumerate(self._reduce_held())}
         rearrangement: Rearrangement = {}
         for name, room in self._rooms.items():

@@ -34,7 +34,7 @@ from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, StateMachine, StoredOrigin
 from simulator.invariants import check
 from support.runs.searches import FACTOR, SOAK
-from unit.core.lock_theory import Entry, Lock, ReferenceManager, leaves_room, reduce
+from unit.core.lock_theory import Entry, Lock, ReferenceManager, depends, leaves_room, meeting, reduce
 from unit.core.test_lock_theory import MAX_OWNERS, random_request
 
 ORIGIN = StoredOrigin("session", 0)
@@ -76,6 +76,15 @@ def to_entry(request: Request) -> Entry:
     moved = {name: entry[:2] for name, entry in (request.moved or {}).items()}
     held = request.state is State.HELD
     return Entry(request.id, request.owner, tuple(locks), request.priority, held, moved)
+
+
+def may_exclude(one: Entry, other: Entry, resource: str) -> bool:
+    """Return whether two requests that meet in the queue of a resource may have to wait for each other."""
+    return any(
+        meeting(lock.name, theirs.name) == resource and depends(lock, theirs)
+        for lock in one.locks
+        for theirs in other.locks
+    )
 
 
 class Checked:
