@@ -9,6 +9,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 OPENING_BATCH_S = 0.005
 """Seconds for the input of all connections that are not READY, in one iteration of the event loop. The last input may exceed
@@ -33,11 +36,11 @@ class OpeningTurns:
         """True if input may be processed now. Otherwise it must be postponed."""
         return not self._waiting and self._remaining_s > 0
 
-    def run(self, process: Callable[[], None]) -> None:
+    def run(self, process: Callable[[], T]) -> T:
         """Process input now."""
         started = time.monotonic()
         try:
-            process()
+            return process()
         finally:
             self._remaining_s -= time.monotonic() - started
             if self._remaining_s <= 0:

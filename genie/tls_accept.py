@@ -1,7 +1,8 @@
-"""TLS handshakes of a server, in turns.
+"""TLS connections of a server: their handshakes, and long input, take turns.
 
 A handshake takes about a millisecond of processor time. Thousands of clients may send the first message of a handshake at the
-same moment, without authentication, so each iteration of the event loop has a limited time for handshakes.
+same moment, without authentication. After the handshake, 32 KiB of key updates take 10 ms, and 32 KiB of short records 2 ms. So
+each iteration of the event loop has a limited time for them.
 """
 
 from __future__ import annotations
@@ -11,28 +12,51 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, cast
+from functools import partial
+from typing import Any, Final, TypeVar, cast
 
 from genie.opening_turns import OpeningTurns
 
+T = TypeVar("T")
+
 CLOSED = "the client has closed the connection"
 
-_HANDSHAKE: ContextVar[Handshake | None] = ContextVar("_HANDSHAKE", default=None)
-"""The handshake that the current task runs."""
+SHORT_INPUT_BYTES: Final = 1 << 10
+"""Received bytes that are decrypted without a turn, as many as the commands of most clients have. Takes up to 0.3 ms."""
+MAX_UNREAD_BYTES: Final = 64 << 10
+"""Encrypted bytes of a connection beyond which nothing more is read from it after its turn, until they are decrypted."""
+
+_TURN: ContextVar[Turn | None] = ContextVar("_TURN", default=None)
+"""The turn of the connection whose handshake the current task runs."""
 
 
-class Handshake(asyncio.Protocol):
-    """Gives the TLS handshake of a connection its turns. The protocol of the transport before and after the handshake, until the
-    caller sets another one.
+class TlsTurns:
+    """The turns of the connections of a port. Handshakes don't delay clients that are connected."""
+
+    def __init__(self) -> None:
+        self.handshakes = OpeningTurns()
+        self.input = OpeningTurns()
+
+
+class Turn(asyncio.Protocol):
+    """Gives the handshake and the input of a TLS connection their turns.
+
+    The protocol of the transport before and after the handshake, until the caller sets another one.
     """
 
-    def __init__(self, turns: OpeningTurns) -> None:
+    def __init__(self, turns: TlsTurns) -> None:
         self._turns = turns
         self._transport: asyncio.Transport | None = None
+        """The transport below TLS."""
+        self.incoming: ssl.MemoryBIO | None = None
+        """The received bytes that are not decrypted. None before the handshake."""
+        self.is_handshake_complete = False
         self.received = b""
         """Bytes that were received before the handshake began, or after its end."""
         self._has_turn = False
         self._is_postponed = False
+        self.is_paused = False
+        """Whether nothing is read from the client, because its input waits for its turn."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport below TLS."""
@@ -41,60 +65,85 @@ class Handshake(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Keep the bytes that arrive outside of the handshake. Only those of a few reads: reading pauses."""
         self.received += data
-        if self._transport is not None:
-            self._transport.pause_reading()
+        self._pause()
 
     def take_received(self) -> bytes:
         """Return the bytes that were received outside of the handshake, and forget them."""
         received, self.received = self.received, b""
         return received
 
-    def process(self, step: Callable[[], None]) -> None:
-        """Execute a step of the handshake now, or raise `SSLWantReadError` and execute it in a later iteration of the event loop.
+    def process(self, step: Callable[[], T]) -> T:
+        """Execute a step now, or raise `SSLWantReadError` and execute it in a later iteration of the event loop.
 
         Until then nothing is read from the client.
         """
         if self._has_turn:
-            step()
-        elif self._turns.has_time and not self._is_postponed:
-            self._turns.run(step)
-        else:
-            if not self._is_postponed:
-                self._is_postponed = True
-                self._turns.postpone(self._continue)
-            if self._transport is not None:
-                self._transport.pause_reading()
-            raise ssl.SSLWantReadError
+            return step()
+        turns = self._turns.input if self.is_handshake_complete else self._turns.handshakes
+        if turns.has_time and not self._is_postponed:
+            self.resume()
+            return turns.run(step)
+        if not self._is_postponed:
+            self._is_postponed = True
+            turns.postpone(self._continue)
+        self._pause()
+        raise ssl.SSLWantReadError
 
     def _continue(self) -> None:
         """Execute the postponed step, because it is its turn."""
         transport, self._is_postponed = self._transport, False
         if transport is None or transport.is_closing():
             return
-        transport.resume_reading()
         self._has_turn = True
-        # The TLS protocol of the event loop continues the handshake with the input that it has.
-        cast("asyncio.BufferedProtocol", transport.get_protocol()).buffer_updated(0)
-        self._has_turn = False
+        try:
+            # The TLS protocol of the event loop continues with the input that it has.
+            cast("asyncio.BufferedProtocol", transport.get_protocol()).buffer_updated(0)
+        finally:
+            self._has_turn = False
+        # Otherwise the client has to read its messages first. Then its input is decrypted, and reading is resumed.
+        if self.incoming is not None and self.incoming.pending <= MAX_UNREAD_BYTES:
+            self.resume()
 
-    def end(self) -> None:
-        """Break the reference cycle of the handshake and the transport."""
-        self._transport = None
+    def _pause(self) -> None:
+        self.is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read from the client again, if reading has been paused for a turn."""
+        if self.is_paused and self._transport is not None:
+            self.is_paused = False
+            self._transport.resume_reading()
 
 
 class TurnsObject(ssl.SSLObject):
-    """The TLS object of a connection, whose handshake takes turns."""
+    """The TLS object of a connection that takes turns."""
 
-    handshake: Handshake | None
-    """None after the handshake, and if the event loop has not begun it with `accept_tls`."""
+    turn: Turn | None
+    """None if the connection was not accepted with `accept_tls`."""
+    incoming: ssl.MemoryBIO
 
     def do_handshake(self) -> None:
         """Continue the handshake if it is its turn."""
-        if self.handshake is None:
+        if self.turn is None:
             super().do_handshake()
         else:
-            self.handshake.process(super().do_handshake)
-            self.handshake = None
+            self.turn.process(super().do_handshake)
+            self.turn.is_handshake_complete = True
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        """Decrypt input. Long input raises `SSLWantReadError` if it is not its turn."""
+        turn = self.turn
+        if turn is None or (self.incoming.pending <= SHORT_INPUT_BYTES and not turn.is_paused):
+            return super().read(len, buffer)
+        return turn.process(partial(super().read, len, buffer))
+
+    def unwrap(self) -> None:
+        """End the connection. It also decrypts input."""
+        if self.turn is None or self.incoming.pending <= SHORT_INPUT_BYTES:
+            super().unwrap()
+        else:
+            self.turn.process(super().unwrap)
 
 
 class TurnsContext(ssl.SSLContext):
@@ -106,16 +155,18 @@ class TurnsContext(ssl.SSLContext):
         """Create the TLS object of a connection, with the bytes that were received before."""
         tls = super().wrap_bio(incoming, outgoing, *args, **options)
         assert isinstance(tls, TurnsObject)  # noqa: S101 - `sslobject_class`
-        tls.handshake = handshake = _HANDSHAKE.get()
-        if handshake is not None:
-            incoming.write(handshake.take_received())
+        turn = _TURN.get()
+        tls.turn, tls.incoming = turn, incoming
+        if turn is not None:
+            turn.incoming = incoming
+            incoming.write(turn.take_received())
         return tls
 
 
 async def accept_tls(
     sock: socket.socket,
     context: ssl.SSLContext,
-    turns: OpeningTurns,
+    turns: TlsTurns,
     make_protocol: Callable[[], asyncio.Protocol],
     *,
     handshake_timeout_s: float,
@@ -123,17 +174,17 @@ async def accept_tls(
 ) -> None:
     """Run the TLS handshake of an accepted connection, and then connect it with a new protocol.
 
-    The handshake takes turns if `context` is a `TurnsContext`. Raises OSError, such as `ssl.SSLError`, if it fails.
+    The handshake, and input after it, take turns if `context` is a `TurnsContext`. Raises OSError, such as `ssl.SSLError`, if it fails.
     """
-    loop, handshake = asyncio.get_running_loop(), Handshake(turns)
-    _HANDSHAKE.set(handshake)
-    plain, _ = await loop.connect_accepted_socket(lambda: handshake, sock)
+    loop, turn = asyncio.get_running_loop(), Turn(turns)
+    _TURN.set(turn)
+    plain, _ = await loop.connect_accepted_socket(lambda: turn, sock)
     if plain.is_closing():
         raise ConnectionResetError(CLOSED)
     try:
         transport = await loop.start_tls(
             plain,
-            handshake,
+            turn,
             context,
             server_side=True,
             ssl_handshake_timeout=handshake_timeout_s,
@@ -142,13 +193,11 @@ async def accept_tls(
     except BaseException:
         plain.abort()
         raise
-    finally:
-        handshake.end()
     if transport is None or transport.is_closing():
         raise ConnectionResetError(CLOSED)
     protocol = make_protocol()
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
-    plain.resume_reading()
-    if handshake.received:
-        protocol.data_received(handshake.take_received())
+    if turn.received:
+        protocol.data_received(turn.take_received())
+        turn.resume()

@@ -21,9 +21,8 @@ from typing import Final
 
 import structlog
 
-from genie.opening_turns import OpeningTurns
 from genie.tls import describe_error
-from genie.tls_accept import accept_tls
+from genie.tls_accept import TlsTurns, accept_tls
 
 log = structlog.get_logger()
 
@@ -166,7 +165,7 @@ class AdminConnections:
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         """The listening sockets. The timer: `accept` failed, and is tried again then."""
         self.input_turns = InputTurns()
-        self._handshake_turns = OpeningTurns()
+        self._tls_turns = TlsTurns()
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._established)
@@ -239,7 +238,7 @@ class AdminConnections:
                 await accept_tls(
                     connection.sock,
                     self._tls,
-                    self._handshake_turns,
+                    self._tls_turns,
                     lambda: self._make_protocol(connection),
                     handshake_timeout_s=FIRST_REQUEST_TIMEOUT_S,
                     shutdown_timeout_s=TLS_SHUTDOWN_TIMEOUT_S,

@@ -19,7 +19,7 @@ from genie.server.tls import HANDSHAKE_SOCKET
 from genie.server.unread_output import SlowConsumer, UnreadOutput
 from genie.tasks import cancel_and_wait
 from genie.tls import describe_error
-from genie.tls_accept import accept_tls
+from genie.tls_accept import TlsTurns, accept_tls
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -79,8 +79,8 @@ class AdmissionControl(Generic[C]):
         """The incomplete lines of all connections, and their limits."""
         self.opening_turns = OpeningTurns()
         """The turns of the connections that are not READY."""
-        self.handshake_turns = OpeningTurns()
-        """The turns of the TLS handshakes."""
+        self.tls_turns = TlsTurns()
+        """The turns of the TLS handshakes, and of long input of TLS connections."""
 
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits of connections, in total and by address. Open connections stay open."""
@@ -241,7 +241,7 @@ class _TlsHandshake(Generic[C]):
             await accept_tls(
                 client,
                 tls.wire,
-                self._admission.handshake_turns,
+                self._admission.tls_turns,
                 self._complete,
                 handshake_timeout_s=HANDSHAKE_TIMEOUT_S,
                 shutdown_timeout_s=TLS_SHUTDOWN_TIMEOUT_S,

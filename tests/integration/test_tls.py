@@ -30,6 +30,7 @@ from genie.errors import Unavailable
 from genie.server import connection, listener
 from genie.server.app import Server
 from genie.server.listener import TlsListener
+from genie.tls_accept import TurnsObject
 from support.network.certificates import Certificates
 from support.processes.commands import genie_cli
 from support.processes.ports import free_port
@@ -195,6 +196,41 @@ def test_handshakes_at_the_same_moment_take_turns(
             assert b"pong" in await exchange(address, certificates.context())
 
     monkeypatch.setattr(ssl.SSLObject, "do_handshake", count)
+    monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
+    run(work())
+
+
+def test_long_input_takes_turns(
+    run: Callable[[Any], Any], certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """32 KiB of key updates take 10 ms, and a client needs no token to send them."""
+    reads = 0
+    read = ssl.SSLObject.read
+
+    def count(tls: ssl.SSLObject, *arguments: Any) -> Any:
+        nonlocal reads
+        reads += isinstance(tls, TurnsObject)
+        return read(tls, *arguments)
+
+    async def work() -> None:
+        async with serving(certificates) as (server, address):
+            clients = [await asyncio.open_connection(*address, ssl=certificates.context()) for _ in range(20)]
+            await until(lambda: len(list(server.connections)) == len(clients))
+            monkeypatch.setattr(ssl.SSLObject, "read", count)
+            for _, writer in clients:
+                writer.write(PING * 100)
+            while reads < len(clients):
+                before = reads
+                await asyncio.sleep(0)
+                assert reads - before <= 4  # asyncio reads until nothing is left
+            for reader, writer in clients:
+                for _ in range(100):
+                    assert b"pong" in await reader.readline()
+                writer.write(PING)  # nothing is left paused
+                assert b"pong" in await reader.readline()
+                writer.close()
+            await until(lambda: not len(server.connections))
+
     monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
     run(work())
 
