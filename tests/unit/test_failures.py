@@ -25,6 +25,11 @@ def test_waits_until_the_failure_was_read():
     raise AssertionError("nobody saw it")
 """
 
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": str(Path(failures.__file__).parents[2]),
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the other plugins take long to import
+}
+
 
 def test_a_failure_in_a_worker_is_printed_before_the_next_test_ends(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(FILE)
@@ -36,7 +41,7 @@ def test_a_failure_in_a_worker_is_printed_before_the_next_test_ends(tmp_path: Pa
             "-p",
             "support.runs.failures",
             "-p",
-            "no:asyncio",
+            "xdist",
             "--rootdir",
             str(tmp_path),
             "-n",
@@ -44,7 +49,7 @@ def test_a_failure_in_a_worker_is_printed_before_the_next_test_ends(tmp_path: Pa
             "test_it.py",
         ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(failures.__file__).parents[2])},
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -72,14 +77,12 @@ def test_a_collection_error_is_printed(tmp_path: Path) -> None:
             "pytest",
             "-p",
             "support.runs.failures",
-            "-p",
-            "no:asyncio",
             "--rootdir",
             str(tmp_path),
             "test_it.py",
         ],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(failures.__file__).parents[2])},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,

@@ -40,10 +40,13 @@ from unit.core.test_lock_theory import MAX_OWNERS, random_request
 ORIGIN = StoredOrigin("session", 0)
 
 SEEDS = 40
+LONG_SEEDS = 14
 STEPS = 120
 
 searches = pytest.mark.parametrize("seed", range(SEEDS * FACTOR // 2 if SOAK else SEEDS))
 """In `make test` each search has about 5,000 random steps, in `make soak-tests` more than 100,000."""
+long_searches = pytest.mark.parametrize("seed", range(SEEDS * FACTOR // 2 if SOAK else LONG_SEEDS))
+"""The same for searches with about 400 steps for a seed."""
 
 
 def to_request(entry: Entry) -> Request:
@@ -237,7 +240,7 @@ def queues(manager: LockManager) -> dict[str, list[tuple[float, int, int, int]]]
 
 
 @pytest.mark.soak
-@searches
+@long_searches
 def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) -> None:
     """The requests are decoded, or those that a former leader has in memory when Redis has lost its commits."""
     random = Random(seed)  # noqa: S311
@@ -296,7 +299,7 @@ def test_a_former_leader_restores_its_own_requests_like_their_records(seed: int)
 
 
 @pytest.mark.soak
-@searches
+@long_searches
 def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> None:
     """Each batch has several steps. Waiting requests without a session are not stored: here some without a transaction.
 

@@ -22,6 +22,7 @@ from genie.history.records import Granted, Line, Locked, Opened, Queued, Release
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
 from genie.history.segments import list_segments, recorded_terms
 from support.core.history_recording import T0, Recording
+from support.runs.searches import FACTOR, SOAK
 
 
 def lines_of(directory: Path) -> list[Line]:
@@ -84,9 +85,13 @@ ALL_KINDS = ["a", "x/1", "x/2", "x/y/1", "x/y/2", "x/**", "x/y/**", "**"]
 """Names, and subtrees that contain some of them."""
 
 
+seeds = pytest.mark.parametrize("seed", range(7 * FACTOR if SOAK else 7))
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
 @pytest.mark.parametrize("redacted", [(), ("a", "t", "x/y")], ids=["plain", "redacted"])
-@pytest.mark.parametrize("seed", range(12))
+@seeds
 async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...], names: Sequence[str]
 ) -> None:
@@ -105,9 +110,10 @@ async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
     assert sum(isinstance(line, Granted) for line in recorded[0]) > 20
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
 @pytest.mark.parametrize("redacted", [(), ("x/",)], ids=["plain", "redacted"])
-@pytest.mark.parametrize("seed", range(12))
+@seeds
 async def test_random_steps_are_repeated_exactly(
     tmp_path: Path, seed: int, redacted: tuple[str, ...], names: Sequence[str]
 ) -> None:
@@ -126,7 +132,7 @@ async def test_random_steps_are_repeated_exactly(
 
 
 @pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 async def test_a_replay_begins_in_the_middle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, names: Sequence[str]
 ) -> None:

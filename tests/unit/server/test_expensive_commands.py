@@ -21,7 +21,7 @@ from work.opcodes import OpcodeCounter
 
 NAMES = 60
 FOREVER = 3_600_000
-CHOICES = 9_000
+CHOICES = 3_000
 
 
 def line(command: str, **payload: Any) -> bytes:

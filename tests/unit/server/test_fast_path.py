@@ -83,13 +83,17 @@ class World:
         item: Any = read_hello(line) if command == "hello" else line
         assert self.dispatcher.execute(now, peer or self.client, iter((item,))) is None
 
+    def take_messages(self) -> list[bytes]:
+        """Return and remove the bytes of the messages to each connection."""
+        outboxes = [peer.outbox for peer in (self.client, self.other, self.watcher)]
+        messages = [b"".join(outbox) for outbox in outboxes]
+        for outbox in outboxes:
+            outbox.clear()
+        return messages
+
     def state(self) -> Any:
         """Return all that the dispatcher and the connections refer to, and the bytes of the messages to each connection."""
-        peers = (self.client, self.other, self.watcher)
-        messages = [b"".join(peer.outbox) for peer in peers]
-        for peer in peers:
-            peer.outbox.clear()
-        return messages, dump([self.dispatcher, *peers], {})
+        return self.take_messages(), dump([self.dispatcher, self.client, self.other, self.watcher], {})
 
 
 def dump(value: Any, seen: dict[int, int]) -> Any:  # noqa: PLR0911 - one for each kind
@@ -122,7 +126,7 @@ def test_a_release_has_the_effects_of_its_event(payload: dict[str, Any], resourc
             if waits:
                 world.send("request", peer=world.other, resources=["exclusive:a"])
             world.send("request", resources=resources, **payload)
-        assert fast.state() == slow.state(), options
+        assert fast.take_messages() == slow.take_messages(), options
         released = ID + waits
         fast.send("release", 5_000.0, id=released, ref="of the release")
         events = slow.manager.step(Release(released), 5_000.0)
