@@ -10,7 +10,7 @@ PROJECTS     := pyproject.toml applications/tokens/pyproject.toml applications/l
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go clients-java typescript npm soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go clients-java typescript npm jar soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -49,6 +49,12 @@ typescript: node
 npm: node
 	mkdir -p build/release/npm
 	cd clients/typescript && npm ci --no-audit --no-fund && npm pack --pack-destination ../../build/release/npm
+
+# The jar of the Java client, with the version in its name. It needs only a JDK.
+jar:
+	mkdir -p build/release/dist
+	$(MAKE) -C clients/java jar
+	cp build/clients-java/genie-client.jar "build/release/dist/genie-client-$$(sed -n 's|^  <version>\(.*\)</version>|\1|p' clients/java/pom.xml).jar"
 
 clients-go: $(VENV)/.tested redis go
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) -C clients/go check KILL_FOR=$(FAULTS_S)s

@@ -22,6 +22,10 @@ final class Call {
     byte[] line;
     /** Of a watch; otherwise null. */
     Watch watch;
+    /** Its caller is about to wait for the answer, and can write the line itself. */
+    boolean isForeground;
+    /** The connection to which its caller must write the line; null: none, the writer of the connection does. */
+    Connection direct;
     /** No caller waits: it is not sent again on another connection, unless it is a release. */
     boolean isBackground;
     /** Its caller has got an error: it is not repeated, unless it is a release. */

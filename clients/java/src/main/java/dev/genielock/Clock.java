@@ -26,11 +26,7 @@ interface Clock {
         private final ScheduledThreadPoolExecutor executor;
 
         Real(String threadName) {
-            executor = new ScheduledThreadPoolExecutor(1, task -> {
-                var thread = new Thread(task, threadName);
-                thread.setDaemon(true);
-                return thread;
-            });
+            executor = new ScheduledThreadPoolExecutor(1, task -> Dialer.newThread(threadName, task));
             executor.setRemoveOnCancelPolicy(true);
             executor.setRejectedExecutionHandler((task, closed) -> {}); // a timer of a closed client
         }

@@ -11,6 +11,8 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
@@ -62,8 +64,8 @@ final class Config {
         onEvent = builder.onEvent;
         note = builder.defaults.hasNote() ? builder.defaults.note() : defaultNote(environment);
         defaults = LockOptions.DEFAULTS.overriddenBy(builder.defaults).note("");
-        token = builder.token.orElseGet(() -> () -> tokenOf(environment));
-        sslContext = builder.sslContext.orElseGet(() -> () -> Tls.context(environment));
+        token = oneAtATime("token", builder.token.orElseGet(() -> () -> tokenOf(environment)));
+        sslContext = oneAtATime("sslContext", builder.sslContext.orElseGet(() -> () -> Tls.context(environment)));
         String list = builder.addresses.isEmpty() ? environment.getOrDefault("GENIE_HOST", "") : String.join(",", builder.addresses);
         boolean isSecure = builder.sslContext.isPresent() || list.contains(TLS_PREFIX);
         addresses = new ArrayList<>();
@@ -73,6 +75,26 @@ final class Config {
         // What each connection reads again is checked here, so that a wrong setting is no error of a connection.
         token.get();
         if (isSecure) sslContext.get();
+    }
+
+    /**
+     * Lets a source be called by one thread at a time. If it does not return, each attempt to connect fails when its time is over, and
+     * the next attempts do not leave ever more threads behind.
+     */
+    private static <T> Supplier<T> oneAtATime(String name, Supplier<T> source) {
+        var isCalled = new Semaphore(1);
+        return () -> {
+            boolean isFree = false;
+            try {
+                isFree = isCalled.tryAcquire() || isCalled.tryAcquire(Connection.MAX_ATTEMPT, TimeUnit.NANOSECONDS);
+                if (isFree) return source.get();
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+            } finally {
+                if (isFree) isCalled.release();
+            }
+            throw new IllegalStateException("the source of " + name + " does not return");
+        };
     }
 
     private static Duration checked(String name, Duration timeout) {

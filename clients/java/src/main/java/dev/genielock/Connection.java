@@ -7,19 +7,25 @@ import java.io.InputStream;
 import java.io.OutputStream;
 import java.net.InetSocketAddress;
 import java.net.Socket;
+import java.net.SocketTimeoutException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.Consumer;
 import javax.net.ssl.SSLSocket;
 
 /** One connection. A thread of its own makes the handshake; then the thread of {@link Dialer} reads it. */
 final class Connection {
     private static final long DEFAULT_PING_INTERVAL = 2_000_000_000L;
     private static final int LEASE_PARTS = 3; // how often the lease of the session is renewed while it lasts
-    private static final long MAX_ATTEMPT = 5_000_000_000L; // for a connection and its handshake
+    static final long MAX_ATTEMPT = 5_000_000_000L; // for a connection and its handshake
     private static final int READ_BUFFER = 64 << 10;
     private static final int MAX_INLINE = 4 << 10; // bytes of a command that its caller writes to the connection
+    private static final long NANOS_PER_MS = 1_000_000L;
+    private static final long RESERVED_FOR = NANOS_PER_MS; // without a call; then the thread of the dialer reads
+    private static final long MAX_CALLER_READ = 10 * NANOS_PER_MS; // then a caller stops reading; before, an interrupt has no effect
+    private static final int MIN_WRITE = 2 << 10; // bytes that the writer writes while callers may add more: the server begins earlier
     private static final int MAX_UNSENT = 1 << 20; // bytes that may wait for the writer; new calls wait beyond it
 
     // A server hangs if it is silent for so long after a ping. That is measured in steps: before the last one, a client that was
@@ -35,6 +41,7 @@ final class Connection {
     long helloAt;
     long pingInterval = DEFAULT_PING_INTERVAL;
 
+    private final Consumer<Connection> onClose;
     private final Socket stream = new Socket();
     private InputStream in;
     private OutputStream out;
@@ -42,6 +49,7 @@ final class Connection {
     private int from; // of the first line that was not taken
     private int searched; // for the end of that line
     private int end;
+    private volatile String lateness = "connecting, or a source of the token or of TLS, takes too long"; // why the handshake is late
     private volatile boolean hasRead; // since the last step of the keepalive
 
     // The mutex of the session protects the rest.
@@ -50,11 +58,15 @@ final class Connection {
     private long silence; // the steps since then without a message
     private ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands for the writer
     private boolean isWriting; // the writer has taken output, and has not written it yet
+    private boolean isReading; // by the thread of the dialer, or by a caller
+    private boolean isReserved; // a call was answered a short time ago; the next caller may read its answer itself
     private boolean isWaking; // the reader wakes callers, which add their next commands before the writer begins
 
-    Connection(Session session, Config.Address address) {
+    /** {@code onClose} is called once, when it is closed. */
+    Connection(Session session, Config.Address address, Consumer<Connection> onClose) {
         this.session = session;
         this.address = address;
+        this.onClose = onClose;
         try (var held = session.mutex.hold()) {
             setTimer(MAX_ATTEMPT);
         }
@@ -64,6 +76,7 @@ final class Connection {
     void handshake(InetSocketAddress endpoint) throws IOException, Json.InvalidException {
         dial(endpoint);
         byte[] hello = session.hello();
+        lateness = "no answer to hello";
         helloAt = session.clock.now();
         out.write(hello);
         for (;;) {
@@ -116,18 +129,88 @@ final class Connection {
             timer.cancel();
             session.outputChanged.signalAll();
         }
+        onClose.accept(this);
     }
 
-    /** Handles the messages of the server until the connection ends, those of one read together. */
-    void read() throws IOException, Json.InvalidException {
-        for (;;) {
-            var messages = new ArrayList<Wire.Message>();
-            messages.add(next());
+    /** Handles the messages of the server until the connection ends, except while a caller reads. */
+    void read() throws IOException, Json.InvalidException, InterruptedException {
+        while (awaitTurn()) {
             try {
-                for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
+                readOnce();
             } finally {
-                session.receive(this, messages);
+                stopReading();
             }
+        }
+    }
+
+    /** Handles the next messages, those of one read together. */
+    private void readOnce() throws IOException, Json.InvalidException {
+        var messages = new ArrayList<Wire.Message>();
+        messages.add(next());
+        try {
+            for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
+        } finally {
+            session.receive(this, messages);
+        }
+    }
+
+    /**
+     * Waits until the thread of the dialer must read: a call waits for its answer, or no caller has read for some time, and no caller
+     * reads. Returns false if the connection is closed.
+     */
+    private boolean awaitTurn() throws IOException, InterruptedException {
+        try (var held = session.mutex.hold()) {
+            while (isReading || isReserved && !session.hasCalls() && failure.get() == null) {
+                isReserved = isReading;
+                session.readerChanged.awaitNanos(RESERVED_FOR);
+            }
+            if (failure.get() != null) return false;
+            isReading = true;
+            stream.setSoTimeout(0);
+            return true;
+        }
+    }
+
+    private void stopReading() {
+        try (var held = session.mutex.hold()) {
+            isReading = false;
+            isReserved = !address.isSecure(); // the caller that was answered may make the next call, and read its answer
+            if (session.hasCalls() || failure.get() != null) session.readerChanged.signalAll();
+        }
+    }
+
+    /**
+     * Writes the line of the only call without an answer, and reads until its answer or for a short time, in the thread of its caller:
+     * this saves two switches of threads. A caller does not read if a timeout may end the read within a record of TLS, or if its
+     * interrupt would close the socket, as that of a virtual thread. A write that blocks ends when the keepalive closes the connection.
+     */
+    void exchange(Call call, long limit) {
+        try {
+            out.write(call.line);
+        } catch (IOException e) {
+            close(e);
+        }
+        Thread caller = Thread.currentThread();
+        try (var held = session.mutex.hold()) {
+            isWriting = false;
+            if (isReady()) session.outputChanged.signalAll();
+            if (isReading) return;
+            if (address.isSecure() || caller.getThreadGroup().getName().equals("VirtualThreads")) {
+                session.readerChanged.signalAll();
+                return;
+            }
+            isReading = true;
+        }
+        try {
+            long end = System.nanoTime() + Math.min(limit, MAX_CALLER_READ);
+            stream.setSoTimeout((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
+            while (call.done.getCount() > 0 && !caller.isInterrupted() && end - System.nanoTime() > 0) readOnce();
+        } catch (SocketTimeoutException e) {
+            // the thread of the dialer reads the answer
+        } catch (IOException | Json.InvalidException | RuntimeException | Error e) {
+            close(e);
+        } finally {
+            stopReading();
         }
     }
 
@@ -189,7 +272,7 @@ final class Connection {
         try (var held = session.mutex.hold()) {
             if (failure.get() != null) return;
             if (session.connection != this) {
-                close(new IOException("no answer to hello"));
+                close(new IOException(lateness));
                 return;
             }
             if (hasRead) {
@@ -222,25 +305,25 @@ final class Connection {
     /** Begins or ends the waking of callers by the reader. */
     void setWaking(boolean isBegin) {
         isWaking = isBegin;
-        if (!isBegin && output.size() > 0) session.outputChanged.signalAll();
+        if (isReady()) session.outputChanged.signalAll();
     }
 
     boolean isFull() { return output.size() > MAX_UNSENT && failure.get() == null; }
 
-    /** Sends a line. {@code isOnly}: the server has answered all earlier commands. */
-    void send(byte[] line, boolean isOnly) {
-        if (isOnly && output.size() == 0 && !isWriting && line.length <= MAX_INLINE) {
-            // This saves a switch of threads. It does not block: the server has answered, so it has read, all earlier commands.
-            try {
-                out.write(line);
-            } catch (IOException e) {
-                close(e);
-            }
+    /** Sends the line of a call. {@code isOnly}: the server has answered all earlier commands. */
+    void send(Call call, boolean isOnly) {
+        if (isOnly && call.isForeground && output.size() == 0 && !isWriting && call.line.length <= MAX_INLINE) {
+            call.direct = this;
+            isWriting = true;
             return;
         }
-        if (output.size() == 0 && !isWaking) session.outputChanged.signalAll();
-        output.writeBytes(line);
+        boolean wasReady = isReady();
+        output.writeBytes(call.line);
+        if (!wasReady && isReady()) session.outputChanged.signalAll();
+        if (!isReading) session.readerChanged.signalAll();
     }
+
+    private boolean isReady() { return !isWriting && output.size() > 0 && (!isWaking || output.size() >= MIN_WRITE); }
 
     /** Writes the output until the connection ends. */
     void writeOutput() {
@@ -259,9 +342,7 @@ final class Connection {
 
     private byte[] takeOutput() {
         try (var held = session.mutex.hold()) {
-            while ((output.size() == 0 || isWaking) && failure.get() == null) session.outputChanged.awaitUninterruptibly();
-        }
-        try (var held = session.mutex.hold()) {
+            while (!isReady() && failure.get() == null) session.outputChanged.awaitUninterruptibly();
             byte[] taken = output.toByteArray();
             output.reset();
             isWriting = true;

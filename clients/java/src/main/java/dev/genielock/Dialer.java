@@ -34,9 +34,15 @@ final class Dialer {
 
     Dialer(Session session) { this.session = session; }
 
-    static Thread startThread(String name, Runnable task) {
-        var thread = new Thread(task, name);
+    /** Returns a thread that does not keep the program running, and has no thread locals of its creator. */
+    static Thread newThread(String name, Runnable task) {
+        var thread = new Thread(null, task, name, 0, false);
         thread.setDaemon(true);
+        return thread;
+    }
+
+    static Thread startThread(String name, Runnable task) {
+        Thread thread = newThread(name, task);
         thread.start();
         return thread;
     }
@@ -104,6 +110,9 @@ final class Dialer {
             if (!isStopped) { // otherwise stop may have looked before
                 conn.read();
             }
+            conn.close(new IOException("the client is closed"));
+        } catch (InterruptedException e) { // by stop
+            Thread.currentThread().interrupt();
             conn.close(new IOException("the client is closed"));
         } catch (IOException | Json.InvalidException | GenieException e) {
             conn.close(e);
@@ -239,29 +248,30 @@ final class Dialer {
         /** Begins an attempt. Returns false if the endpoint was tried before in this round. */
         private boolean start(Endpoint endpoint) {
             if (!tried.add(endpoint.target)) return false;
-            var conn = new Connection(session, endpoint.address);
+            // An attempt also fails when its time is over, although a source of the token or of TLS does not return.
+            var conn = new Connection(session, endpoint.address, failed -> reports.add(() -> onFailed(failed)));
             attempts.add(conn);
             startThread("genie-connect", () -> {
-                Throwable failure = null;
                 try {
                     conn.handshake(endpoint.target);
+                    reports.add(() -> onAccepted(conn));
                 } catch (IOException | Json.InvalidException | RuntimeException | Error e) {
                     conn.close(e);
-                    failure = conn.failure.get(); // for example that the handshake takes too long
                 }
-                Throwable cause = failure;
-                reports.add(() -> onEnded(conn, cause));
             });
             return true;
         }
 
-        private void onEnded(Connection conn, Throwable cause) {
-            attempts.remove(conn);
-            if (cause == null) {
+        private void onAccepted(Connection conn) {
+            if (attempts.remove(conn)) {
                 conn.isAlone = attempts.isEmpty();
                 accepted = Optional.of(conn);
-            } else {
-                fail(conn.address, cause);
+            }
+        }
+
+        private void onFailed(Connection conn) {
+            if (attempts.remove(conn)) {
+                fail(conn.address, conn.failure.get());
                 mayStart = true;
             }
         }

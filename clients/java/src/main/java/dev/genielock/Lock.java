@@ -21,9 +21,9 @@ public final class Lock implements AutoCloseable {
     private static final int WATCHDOG_SHARE = 3;
     private static final long FOREVER = Long.MAX_VALUE / 4; // ns
 
-    // The messages of a LockEndedException.
-    private static final String RELEASED = "the lock was released";
-    private static final String DETACHED = "the lock was detached: use the calls by id of the client";
+    // Why a lock has ended that was not lost. Copies are thrown.
+    private static final GenieException RELEASED = new LockEndedException("the lock was released");
+    private static final GenieException DETACHED = new LockEndedException("the lock was detached: use the calls by id of the client");
 
     final LockOptions options;
     private final Session session;
@@ -163,7 +163,7 @@ public final class Lock implements AutoCloseable {
      * @throws UnavailableException if no server confirms the release in time
      */
     public void release() throws InterruptedException {
-        Optional<Call> call = drop();
+        Optional<Call> call = drop(true);
         if (call.isPresent()) {
             session.await(call.get(), session.config.responseTimeout);
         } else {
@@ -209,7 +209,7 @@ public final class Lock implements AutoCloseable {
 
     /** Closes the lock, and waits for the answer of the server until a time of {@link System#nanoTime}. */
     void close(long end) {
-        Optional<Call> call = drop();
+        Optional<Call> call = drop(true);
         if (call.isPresent()) session.awaitQuietly(call.get(), end - System.nanoTime());
         GenieException cause;
         boolean isUnconfirmed;
@@ -239,7 +239,7 @@ public final class Lock implements AutoCloseable {
                 throw new IllegalStateException("a lock with releaseOnDisconnect ends with its session, and cannot be detached");
             }
             if (!check() && !isDetached()) throw ended.copy();
-            end(new LockEndedException(DETACHED));
+            end(DETACHED);
             return id;
         }
     }
@@ -259,11 +259,14 @@ public final class Lock implements AutoCloseable {
      * Ends the lock for its holder, and releases it if the server may hold it. Returns the release, or nothing if the lock had ended
      * before.
      */
-    Optional<Call> drop() {
+    Optional<Call> drop() { return drop(false); }
+
+    /** As {@link #drop()}. {@code isForeground}: the caller waits for the answer next. */
+    private Optional<Call> drop(boolean isForeground) {
         try (var held = session.mutex.hold()) {
             check();
-            sendRelease();
-            end(new LockEndedException(RELEASED));
+            sendRelease(isForeground);
+            end(RELEASED);
             return Optional.ofNullable(release);
         }
     }
@@ -281,9 +284,9 @@ public final class Lock implements AutoCloseable {
 
     // The rest is called with the mutex of the session locked.
 
-    boolean isReleased() { return ended != null && RELEASED.equals(ended.getMessage()); }
+    boolean isReleased() { return ended == RELEASED; }
 
-    private boolean isDetached() { return ended != null && DETACHED.equals(ended.getMessage()); }
+    private boolean isDetached() { return ended == DETACHED; }
 
     /** Returns why the lock has ended; null: it is held. */
     GenieException ended() { return ended; }
@@ -374,8 +377,10 @@ public final class Lock implements AutoCloseable {
     }
 
     /** Releases the lock at the server, if the server may hold it and no release was sent. */
-    void sendRelease() {
-        if (release == null && !isDetached() && session.locks.get(id) == this) release = session.sendRelease(id, this);
+    void sendRelease() { sendRelease(false); }
+
+    private void sendRelease(boolean isForeground) {
+        if (release == null && !isDetached() && session.locks.get(id) == this) release = session.sendRelease(id, this, isForeground);
     }
 
     /** Handles the grant of a request. */

@@ -1,7 +1,7 @@
 package dev.genielock;
 
 import java.time.Duration;
-import java.util.HashMap;
+import java.util.EnumMap;
 import java.util.Map;
 import java.util.function.Supplier;
 
@@ -37,7 +37,8 @@ public final class LockOptions {
     private LockOptions with(Key key, Object value) { return with(Map.of(key, value)); }
 
     private LockOptions with(Map<Key, Object> more) {
-        var copy = new HashMap<>(values);
+        var copy = new EnumMap<Key, Object>(Key.class);
+        copy.putAll(values);
         copy.putAll(more);
         return new LockOptions(copy);
     }
@@ -125,7 +126,19 @@ public final class LockOptions {
      * @param attempts at least 1
      * @return the options
      */
-    public LockOptions attempts(int attempts) { return with(Key.ATTEMPTS, attempts); }
+    public LockOptions attempts(int attempts) {
+        if (attempts < 1) throw new IllegalArgumentException("attempts must be at least 1, and is " + attempts);
+        return with(Key.ATTEMPTS, attempts);
+    }
+
+    @Override
+    public boolean equals(Object other) { return other instanceof LockOptions options && values.equals(options.values); }
+
+    @Override
+    public int hashCode() { return values.hashCode(); }
+
+    @Override
+    public String toString() { return "LockOptions " + values; }
 
     @SuppressWarnings("unchecked")
     private <T> T get(Key key) { return (T) values.get(key); }

@@ -42,6 +42,7 @@ final class Session {
     final Clock clock;
     final Mutex mutex = new Mutex();
     final Condition outputChanged = mutex.newCondition(); // there is output for a writer, or its connection is closed
+    final Condition readerChanged = mutex.newCondition(); // the thread of the dialer may have to read the connection
     final Condition outputTaken = mutex.newCondition(); // calls may add more output
     final String secret = randomText();
     private final AtomicLong lastNumber = new AtomicLong();
@@ -106,7 +107,15 @@ final class Session {
             }
         }
         if (!kept.isEmpty()) config.logger.log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
-        if (last != null) awaitQuietly(bye, Math.min(MAX_BYE, config.responseTimeout));
+        if (last != null) {
+            boolean isInterrupted = false; // it does not end this wait: otherwise the server would keep the session
+            long end = System.nanoTime() + Math.min(MAX_BYE, config.responseTimeout);
+            while (bye.done.getCount() > 0 && end - System.nanoTime() > 0) {
+                isInterrupted |= Thread.interrupted();
+                awaitQuietly(bye, end - System.nanoTime());
+            }
+            if (isInterrupted) Thread.currentThread().interrupt();
+        }
         dialer.stop();
         clock.close();
     }
@@ -120,10 +129,23 @@ final class Session {
     /** Waits for the answer to a call whose failure does not matter. An interrupt ends the wait, and remains set. */
     void awaitQuietly(Call call, long limit) {
         try {
-            call.done.await(limit, TimeUnit.NANOSECONDS);
+            waitFor(call, limit);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
+    }
+
+    /** Waits until a call has ended, or for the limit. If the call is the only one, the caller writes it, and reads its answer. */
+    private void waitFor(Call call, long limit) throws InterruptedException {
+        long end = System.nanoTime() + limit; // it may overflow: only the difference counts
+        Connection direct;
+        try (var held = mutex.hold()) {
+            call.isForeground = false;
+            direct = call.direct;
+            call.direct = null;
+        }
+        if (direct != null) direct.exchange(call, limit);
+        call.done.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
     }
 
     /** Returns the first two lines of a connection. */
@@ -150,6 +172,7 @@ final class Session {
     /** Sends a command and waits for its answer. */
     Wire.Message execute(String name, Map<String, Object> fields, Lock lock, long limit) throws InterruptedException {
         Call call = newCall(name, fields, lock);
+        call.isForeground = true;
         submit(call);
         return await(call, limit);
     }
@@ -177,7 +200,7 @@ final class Session {
     Wire.Message await(Call call, long limit) throws InterruptedException {
         boolean isInterrupted = false;
         try {
-            call.done.await(limit, TimeUnit.NANOSECONDS);
+            waitFor(call, limit);
         } catch (InterruptedException e) {
             isInterrupted = true;
         }
@@ -239,9 +262,17 @@ final class Session {
         return call;
     }
 
-    Call sendRelease(long id, Lock lock) {
-        return sendBackground("release", Wire.fields("id", id), lock);
+    Call sendRelease(long id, Lock lock, boolean isForeground) {
+        Call call = newCall("release", Wire.fields("id", id), lock);
+        call.isBackground = true;
+        call.isForeground = isForeground;
+        send(call);
+        return call;
     }
+
+    Call sendRelease(long id, Lock lock) { return sendRelease(id, lock, false); }
+
+    boolean hasCalls() { return !calls.isEmpty(); }
 
     /** Sends a call on the connection. If the server answers it there, it has not executed it before {@code sentAt}. */
     private void write(Call call) {
@@ -254,7 +285,7 @@ final class Session {
             call.lock.lastExtend = call;
             call.lock.shorten(call);
         }
-        connection.send(call.line, calls.size() == 1);
+        connection.send(call, calls.size() == 1);
     }
 
     /** Ends a call, unless it has ended before, and wakes its caller. */

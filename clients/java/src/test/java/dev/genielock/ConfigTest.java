@@ -1,6 +1,7 @@
 package dev.genielock;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -69,6 +70,15 @@ class ConfigTest {
         }
         assertThrows(IllegalArgumentException.class, () -> LockOptions.of().queueTimeout(Duration.ofMillis(-1)));
         assertThrows(NullPointerException.class, () -> LockOptions.of().note(null));
+        assertThrows(IllegalArgumentException.class, () -> LockOptions.of().attempts(0));
+    }
+
+    @Test
+    void equalOptions() {
+        var options = LockOptions.of().watchdog().priority(3);
+        assertEquals(options, LockOptions.of().priority(3).watchdog());
+        assertNotEquals(options, options.priority(4));
+        assertEquals("LockOptions {PRIORITY=3, WATCHDOG=true}", options.toString());
     }
 
     @Test

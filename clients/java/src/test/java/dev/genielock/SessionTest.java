@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.time.Duration;
 import java.util.List;
+import java.util.Map;
 import java.util.ResourceBundle;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
@@ -98,6 +99,75 @@ class SessionTest {
         peer.close();
         peer = server.accept();
         assertEquals("token3", peer.expect("hello").get("token")); // the first was checked at the start
+    }
+
+    @Test
+    void aTokenSourceThatDoesNotReturnFailsOneAttemptAfterTheOther() throws Exception {
+        var clock = new FakeClock();
+        var calls = new AtomicInteger();
+        var isCalled = new CountDownLatch(1);
+        var mayReturn = new CountDownLatch(1);
+        try (var other = new FakeServer();
+                var waiting = builder().addresses(other.address()).lazy().token(() -> {
+                    if (calls.incrementAndGet() > 2) { // the first call checks the settings
+                        isCalled.countDown();
+                        assertDoesNotThrow(() -> mayReturn.await());
+                    }
+                    return "token";
+                }).connect(clock)) {
+            other.handshake(false).close();
+            try (var late = other.accept()) {
+                isCalled.await();
+                clock.advanceMs(5_000);
+                assertTrue(late.awaitEnd());
+            }
+            try (var next = other.accept()) { // it waits until the first call of the source has returned
+                assertEquals(3, calls.get());
+                mayReturn.countDown();
+                assertEquals("token", next.expect("hello").get("token"));
+            }
+        }
+    }
+
+    @Test
+    void aCallerReadsTheAnswersOfOthersAndTheirCallersReadOn() throws Exception {
+        var first = CompletableFuture.supplyAsync(() -> lock("a"), task -> new Thread(task).start());
+        Object ref = peer.expect("request").get("ref");
+        var second = client.lockAsync("b");
+        Object other = peer.expect("request").get("ref");
+        peer.answer("locked", "id", 2, "fence", 2, "ref", other);
+        assertEquals(2, get(second).id());
+        peer.answer("locked", "id", 1, "fence", 1, "ref", ref);
+        assertEquals(1, get(first).id());
+    }
+
+    private Lock lock(String resource) {
+        return assertDoesNotThrow(() -> client.lock(resource));
+    }
+
+    @Test
+    void aCallOfAnInterruptedThreadThatClosesSaysBye() throws Exception {
+        var closing = new Thread(() -> {
+            Thread.currentThread().interrupt();
+            client.close();
+        });
+        closing.start();
+        Map<?, ?> bye = peer.expect("bye");
+        peer.answer("bye", "ref", bye.get("ref"));
+        closing.join();
+    }
+
+    @Test
+    void threadsOfTheClientHaveNoThreadLocalsOfItsUser() throws Exception {
+        var inherited = new InheritableThreadLocal<String>();
+        inherited.set("the user's");
+        var seen = new LinkedBlockingQueue<String>();
+        try (var other = new FakeServer();
+                var lazy = GenieClient.builder().addresses(other.address()).lazy().token(() -> "t")
+                        .onEvent(event -> seen.add(String.valueOf(inherited.get()))).connect()) {
+            other.handshake(false);
+            assertEquals("null", seen.take());
+        }
     }
 
     @Test
