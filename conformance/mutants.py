@@ -394,8 +394,8 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "a lock whose lease has ended is not released",
         REQUESTS,
-        "if session_ended or not confirmed or",
-        "if not session_ended and not confirmed or",
+        "if session_ended or not is_confirmed or",
+        "if not session_ended and not is_confirmed or",
         source="17",
     ),
     Mutant(

@@ -353,7 +353,7 @@ class AccessControl:
     def load_in_parts(
         cls, token: str | None, token_file: str | None, *, certificates_required: bool = False
     ) -> Parts[AccessControl]:
-        """Do the same as `load` in parts of a few ms each: a file may have thousands of principals."""
+        """Load the access tokens as `load` does, but in parts of a few ms each: a file may have thousands of principals."""
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE are mutually exclusive: set only one")
         credentials: list[Credential] = []

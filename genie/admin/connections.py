@@ -163,7 +163,7 @@ class AdminConnections:
         self._pending = _Pool()
         self._established = _Pool()
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
-        """The listening sockets. The timer: `accept` failed, and is tried again then."""
+        """The listening sockets, each with the timer of the next attempt after a failed `accept`, or None."""
         self.input_turns = InputTurns()
         self._tls_turns = TlsTurns()
 

@@ -160,9 +160,8 @@ def _without_password(url: str) -> str:
         return HIDDEN
     login, at, hosts = parts.netloc.rpartition("@")
     user = login.partition(":")[0]
-    if (
-        "@" in parts.path + parts.query + parts.fragment or "@" in login
-    ):  # a password with a character that is not escaped
+    has_unescaped_password = "@" in parts.path + parts.query + parts.fragment or "@" in login
+    if has_unescaped_password:
         return HIDDEN
     query = "&".join(
         f"{name}={HIDDEN}" if "password" in name else f"{name}={value}"

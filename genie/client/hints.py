@@ -36,9 +36,8 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
     """
     for blocker in blockers:
         both_have_transactions = blocker.transaction is not None and request.transaction is not None
-        if (
-            blocker.state != "held" or both_have_transactions or blocker.units is not None
-        ):  # a pool is meant to be shared
+        is_pool = blocker.units is not None  # a pool is meant to be shared
+        if blocker.state != "held" or both_have_transactions or is_pool:
             continue
         if _is_held_by(own_requests, blocker):
             return _hint_text(blocker, "this client")

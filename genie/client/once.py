@@ -37,8 +37,8 @@ def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
     that were forked. It returns None if the job was skipped.
 
     The client extends the lock while the job runs, releases the lock if the job raises an error, and otherwise leaves it held
-    for `hold` seconds. If the server can't confirm this after the job, the client logs a warning, and the lock stays held
-    for the rest of its time: a job that has succeeded is not repeated.
+    for `hold` seconds. If the server can't confirm the last extension, the client logs a warning, and the lock
+    ends with its current timeout: a job that has succeeded is not repeated at once.
 
     Args:
         name: the resource that stands for the job, as in `client.acquire`.
@@ -117,4 +117,6 @@ async def _run_coroutine(
 
 
 def _warn(name: str, error: Exception) -> None:
-    logger.warning("the job %s has succeeded; its lock is held for the rest of its time only: %s", name, error)
+    logger.warning(
+        "the job %s has succeeded, but its lock was not extended, and ends with its current timeout: %s", name, error
+    )

@@ -266,11 +266,13 @@ class Requests:
         fired = self.live.collect_timers(now)
         for request in fired.expired:
             session_ended = request.lease.ends_at < request.expires_at
-            confirmed = is_up and request.connection_number == handshake.connection_number
-            if session_ended or not confirmed or request.shortened_by in calls.pending:
-                # The server may hold the lock longer than this client: it may still have the session, or this connection
-                # has not confirmed the lock, and the server's clock stops during an outage, or it may not have executed the
-                # extension that shortens the lock. So the lock is also released at the server.
+            is_confirmed = is_up and request.connection_number == handshake.connection_number
+            is_shortening_pending = request.shortened_by in calls.pending
+            # The server may hold the lock for longer than this client, so the client releases it there, if the server may
+            # - still have the session,
+            # - have an earlier clock, because its clock stops during an outage,
+            # - not have executed the extension that shortens the lock.
+            if session_ended or not is_confirmed or is_shortening_pending:
                 calls.send(Release(request.id), now)
             if session_ended:
                 self._lose(request, errors.session_expired(request.id))
@@ -333,7 +335,7 @@ class Requests:
     def _release_unknown(self, id: int, now: float) -> None:
         """Release a lock that this client has not requested. Close the connection if too many releases are not answered.
 
-        The server would make the client keep a release for each `locked`.
+        Without this bound, a defective server could fill the memory of the client with releases.
         """
         if self._handshake.close_reason:
             return

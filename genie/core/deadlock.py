@@ -19,7 +19,6 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import zip_longest
 
 from genie.core.context import shown_context
 from genie.core.events import Cycle, Wait
@@ -116,14 +115,20 @@ def request_successors(table: LockTable, request: Request) -> Iterator[Owner]:
 
 
 def special_successors(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """Do the same as `successors` in a table with counted resources or subtrees. Units count as conflicts."""
+    """Yield owners that `owner` waits for, as `successors`, in a table with counted resources or subtrees.
+
+    Two requests for units of one resource count as a conflict.
+    """
     for request in table.waiting_of(owner).values():
         for name, mode in request.queue_modes():
             yield from _special_successors(table, request, name, mode)
 
 
 def special_predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
-    """Do the same as `predecessors` in a table with counted resources or subtrees. Units count as conflicts."""
+    """Yield owners that wait for `owner`, as `predecessors`, in a table with counted resources or subtrees.
+
+    Two requests for units of one resource count as a conflict.
+    """
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
         for _, subtree in table.subtrees_above(name):
@@ -143,9 +148,9 @@ def _modes_that_need_all(resource: LockedResource) -> tuple[QueueMode, ...]:
 
 
 def _special_successors(table: LockTable, request: Request, name: str, mode: QueueMode) -> Iterator[Owner]:
-    """Do the same as `request_successors` for one resource, in a table with counted resources or subtrees.
+    """Yield owners that one request waits for on one resource, in a table with counted resources or subtrees.
 
-    Units count as conflicts.
+    Yields enough owners to reach all others transitively, as `request_successors`. Two requests for units count as a conflict.
     """
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     all_needed = _modes_that_need_all(resource)
@@ -523,11 +528,12 @@ def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
 def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owner, int]) -> list[Request] | None:
     """Return contiguous requests of a queue ordered by the ranks of their owners, or None if the order does not change.
 
-    `ranks` contains the owners of one component of the wait-for graph, which also made the first and the last request. Only
-    requests of the component move. Between two conflicting requests of the component there is never a request of another
-    owner (an outsider), because that owner would also be in the component. So no outsider is between the first and the last
-    exclusive request of the component. Outsiders between its shared requests are shared as well, and stay before or after
-    the exclusive requests.
+    `ranks` contains the owners of one component of the wait-for graph. The first and the last request belong to owners of the
+    component, and only requests of these owners move.
+
+    Requests of all other owners (outsiders) keep their places. An outsider between two conflicting requests of the component
+    would be in the component as well. So no outsider is between the first and the last exclusive request of the component.
+    Outsiders between its shared requests are shared, too, and stay before or after the exclusive requests.
     """
     # All following lists contain positions in `requests`.
     members = [i for i, request in enumerate(requests) if request.owner in ranks]
@@ -539,7 +545,9 @@ def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owne
     rank_of = {i: ranks[requests[i].owner] for i in members}
     exclusive.sort(key=lambda i: (rank_of[i], i))
     runs = _assign_runs(shared, exclusive, rank_of, outsiders)
-    order = [i for run, last in zip_longest(runs, exclusive) for i in ([*run] if last is None else [*run, last])]
+    order = [*runs[0]]
+    for position, run in zip(exclusive, runs[1:], strict=True):
+        order += [position, *run]
     return None if order == sorted(order) else [requests[i] for i in order]
 
 

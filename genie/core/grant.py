@@ -156,7 +156,7 @@ def _shared_candidates(
 def _candidates_in_special_queue(
     table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Do the same as `_candidates_in_queue` for a counted resource or a subtree.
+    """Return the waiters in the queue of a counted resource or a subtree that may have become grantable, and the rest of `limit`.
 
     In each mode that conflicts with `mode`, these are the waiters up to the first one of a conflicting mode, and the other
     waiters of its owner. Waiters for units are returned until the units in use and the units of earlier waiters reach the
@@ -255,9 +255,10 @@ def _waiters_of_owner(
 def _read_special_queue(
     table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Do the same as `_waiters_of_owner` for an owner with many waiting requests, in the queue of a special resource.
+    """Return the waiters of `owner` in the queue of a special resource that may have become grantable, and the rest of `limit`.
 
-    Reads the queue in order, until waiters of other owners block the owner in every mode.
+    For an owner with many waiting requests. Reads the queue in order, until waiters of other owners block the owner in every
+    mode.
     """
     name, mode, after = change
     queue = table.wait_queue(name)
@@ -283,9 +284,10 @@ def _read_special_queue(
 def _read_queue(
     table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Do the same as `_waiters_of_owner` for an owner that has many waiting requests.
+    """Return the waiters of `owner` in a queue that may have become grantable, and the rest of `limit`.
 
-    Reads the queue in order, up to the first exclusive waiter of another owner, which blocks all later waiters of `owner`.
+    For an owner with many waiting requests. Reads the queue in order, up to the first exclusive waiter of another owner, which
+    blocks all later waiters of `owner`.
     Only exclusive requests block shared waiters, so these are skipped unless an exclusive request left. Exclusive waiters are
     skipped if other owners hold the resource, or if a shared waiter of another owner is before them.
     """
@@ -503,7 +505,7 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
 
 
 def _is_immediately_grantable_beside_specials(table: LockTable, request: Request) -> bool:
-    """Do the same as `is_immediately_grantable` for any request, in a table with counted resources or subtrees."""
+    """Return whether a new request can be granted without entering a wait queue, in a table with counted resources or subtrees."""
     # A request for units adds to the units that its owner holds.
     may_own = request.transaction is not None and not request.units
     for name, mode in request.modes():

@@ -63,12 +63,11 @@ def _invalid_names(requests: Iterable[Request]) -> Iterator[str]:
 
 
 def _conflicting_holders(held: Sequence[Request]) -> Iterator[str]:
-    """Yield violations for requests of different owners that hold conflicting locks: not each pair, but a few for each
-    request.
+    """Yield violations for requests of different owners that hold conflicting locks: not for each pair, but for a few pairs of
+    each request.
     """
-    holders: dict[
-        str, dict[QueueMode, list[Request]]
-    ] = {}  # of each mode the first holder, and the first of another owner
+    holders: dict[str, dict[QueueMode, list[Request]]] = {}
+    """By name and mode, the first holder, and the first holder of another owner."""
     for request in held:
         for name, mode in request.modes():
             first = holders.setdefault(name, {}).setdefault(mode, [])

@@ -173,7 +173,7 @@ class LockTable:
     # -- Changes ------------------------------------------------------------------------
 
     def add_held(self, request: Request) -> None:  # noqa: C901 - the hot path
-        """Make a request a holder of all its resources."""
+        """Make a request a holder of all its resources. No other owner may hold a conflicting lock on them."""
         uncontended, resources, id_ = self.uncontended, self.resources, request.id
         self.held[id_] = request
         for name in request.exclusive:
@@ -575,10 +575,10 @@ class LockTable:
             request.details.queue_modes = modes
 
     def _open_subtree(self, subtree: str, max_waiters: float, max_cost: float) -> float:
-        """Add a subtree, and intentions for the locks and the waiting requests below it. Return how many requests the latter
-        count as: see `MAX_WAITERS_BELOW`.
+        """Add a subtree to the table, with intentions for the locks and the waiting requests below it.
 
-        Does nothing if there are more than `max_waiters`, or if they count as more than `max_cost`: then the result is infinite.
+        Return the cost of the waiting requests, for which `MAX_WAITERS_BELOW` is the limit. If there are more than `max_waiters`,
+        or if they cost more than `max_cost`, change nothing, and return infinity.
         """
         special, queues = self._read_below(subtree)
         entries: list[QueueEntry] = []
@@ -707,7 +707,7 @@ class LockTable:
     def _remove_intention(self, waiter: Request, subtree: str, affected: dict[str, None]) -> None:
         """Remove the intention of a waiter that has left the queue of a subtree. Add one of its queues to `affected`.
 
-        If it is grantable now, it is a candidate in each of its queues, of which there may be 1,024.
+        One queue is enough: if the waiter is grantable now, it is a candidate in each of its queues, which may be 1,024.
         """
         assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
         del waiter.details.queue_modes[subtree]

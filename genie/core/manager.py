@@ -404,9 +404,9 @@ class LockManager:
         if (moved and moved[request] > MAX_ARRIVAL_STEPS) or deadlock.may_create_cycle(table, request):
             rearranged = self._resolve_cycle(request, moved, events)
             if rearranged is None:
-                return
+                return  # the request has ended
         if request.queue_timeout_ms <= 0 and not is_grantable(table, request):
-            if moved:
+            if moved:  # restore the previous order
                 for name, (entries, order) in (rearranged or {}).items():
                     previous = [entry[2] for entry in entries]
                     table.wait_queue(name).rearrange(name, [each.entry(name) for each in order], previous)

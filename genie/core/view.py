@@ -148,9 +148,9 @@ def _scan_resource(
 def _scan_special_resource(
     table: LockTable, request: Request, name: str, mode: QueueMode
 ) -> Iterator[tuple[str, Request | None, bool]]:
-    """Do the same as `_scan_resource` for a counted resource or a subtree.
+    """Yield an item for each request on a counted resource or a subtree that may block `request`: name, blocker or None, held.
 
-    A lock below a subtree is yielded by its own name.
+    The name of a lock below a subtree is its own name, not the subtree.
     """
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     blocking = list(CONFLICTS[mode])

@@ -516,10 +516,10 @@ class WaitQueue:
             self.rearrange(name, [*reversed(moved), entry], [request, *reversed(others)])
 
     def rearrange(self, name: str, entries: Sequence[QueueEntry], order: Sequence[Request]) -> list[Request]:
-        """Put the requests of `entries`, which are sorted, into `order`, and return the requests whose positions changed.
+        """Give the positions of `entries`, which are sorted, to the same requests in another `order`.
 
-        The (priority, ticket) pairs of the entries are reassigned among the requests. So a later request is
-        compared with the same pairs as before.
+        Return the requests whose positions changed. The set of positions, (priority, ticket) pairs, stays the same, so a later
+        request is inserted before or after the same positions as without the change.
         """
         changed = [(entry, request) for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
         for entry, _ in changed:
@@ -535,7 +535,7 @@ class WaitQueue:
         self._insert_entry(name, request, mode)
 
     def restore_all(self, name: str, requests: Iterable[Request], mode: QueueMode) -> None:
-        """Do the same for many requests that are not simple, which wait below the subtree `name`."""
+        """Insert many requests, none of them `simple`, at their stored positions: the waiters below the subtree `name`."""
         self._create_queue(mode)
         entries = [request.entry(name) for request in requests]
         self.of_mode(mode).add_all(entries)

@@ -182,11 +182,12 @@ class Recorder:
         self._marked_at, self._marked_for, self._mark_end = now, principal, len(lines)
 
     def _mark_note(self, note: str | None) -> None:
-        """Record the note of the session of the lines that follow."""
+        """Add a line with the note of the session for the following lines, unless the last such line has the same note."""
         self._drop_unused_note()
         if note != self._marked_note:
             self._lines.append(records.encode(records.Session(note)))
-            self._earlier_note, self._marked_note, self._note_end = self._marked_note, note, len(self._lines)
+            self._earlier_note, self._marked_note = self._marked_note, note
+            self._note_end = len(self._lines)
 
     def _drop_unused_note(self) -> None:
         """Remove the last mark of a note if no line follows it."""

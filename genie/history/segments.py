@@ -305,7 +305,7 @@ def is_recorded(segment: Segment) -> bool:
     """Return whether a server still writes a file."""
     try:
         return not segment.is_archived and is_written(segment.path)
-    except FileNotFoundError:  # it was archived after the directory was listed
+    except FileNotFoundError:  # the file was archived after the directory was listed
         return False
 
 
@@ -334,7 +334,7 @@ def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> i
     for path in directory.iterdir():
         match = NAME.fullmatch(path.name)
         if match is not None and is_raw(path) and match["stem"] != except_stem:
-            with contextlib.suppress(FileNotFoundError):  # it was archived after the directory was listed
+            with contextlib.suppress(FileNotFoundError):  # the file was archived after the directory was listed
                 total += max(size_of(path), retention.segment_bytes if is_written(path) else 0)
     return total
 

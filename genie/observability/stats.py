@@ -238,9 +238,8 @@ class Stats:
         self.not_granted[reason] += 1
         if isinstance(event, Deadlocked):
             self._record_deadlock(event)
-        elif (
-            isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0
-        ):  # the request never waited
+        elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:
+            # The request must not wait, and did not.
             self.contention.record_conflict({blocker.resource for blocker in event.blockers})
         else:
             self._record_wait(request, lasted_ms)

@@ -204,9 +204,8 @@ def _read_long(line: bytes) -> WireCommand:
     try:
         raise rejection
     finally:
-        del (
-            rejection
-        )  # otherwise the error refers to this frame, and the frame to the error: only the garbage collector frees both
+        # Break the cycle of the error, its traceback and this frame, which only the garbage collector would free.
+        del rejection
 
 
 def _build_command(line: Line) -> WireCommand:

@@ -105,9 +105,10 @@ def split_by_mode(resources: Sequence[str]) -> Names:
 
 
 def split_checked(resources: Sequence[str]) -> Names:
-    """Do the same as `split_by_mode`, which runs for every request, and check the subtrees: few requests name some.
+    """Return the names of a request by mode, after a check of its subtrees.
 
-    Raises ValueError, also if there are too many subtrees, or if one has too many levels.
+    Raises ValueError for the errors that `split_by_mode` finds, for too many subtrees, and for a subtree with too many levels.
+    `split_by_mode` runs for every request, and omits these checks, because few requests name subtrees.
     """
     names = split_by_mode(resources)
     subtrees = [name for name in (*names[0], *names[1]) if is_subtree(name)]
@@ -170,7 +171,10 @@ def parse_choices(resources: Sequence[str]) -> Choices:
 
 
 def _parse_units(text: str, name: str) -> tuple[QueueMode, str, UnitCount] | None:
-    """Return what `parse_resource` returns for units such as `2/10` of a name, or None if they may be invalid, in less time."""
+    """Return the mode, the name and the units of a counted lock, such as `2/10` of a name: the fast path of `parse_resource`.
+
+    Return None if the text may be invalid: then `parse_resource` takes the slow path, which finds the error.
+    """
     found = _UNIT_COUNT.fullmatch(text)
     if found is None or not 0 < len(name) <= MAX_NAME or name[-2:] == "**":
         return None
@@ -218,9 +222,9 @@ def subtree(name: str, *, shared: bool = False) -> str:
 
 
 def merge(resources: Iterable[str]) -> dict[str, str]:
-    """Return one resource for each name, by name, that locks as much as all its `resources`, in the order of the names.
+    """Merge resources of the same name. Return a dict with one resource for each name, in the order of the first occurrences.
 
-    Units are added up. Exclusive is stronger than the other modes; a name with units and a shared lock becomes exclusive.
+    Each merged resource locks as much as the resources of its name together. Units are added up. Exclusive is stronger than the other modes; a name with units and a shared lock becomes exclusive.
     """
     merged: dict[str, tuple[QueueMode, UnitCount | None]] = {}
     for resource in resources:

@@ -414,7 +414,7 @@ class Server:
         self._is_reload_wanted = True
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._run_reloads())
-            self._reloading.add_done_callback(lambda task: task.cancelled() or task.result())  # a defect is logged
+            self._reloading.add_done_callback(_raise_defect)
 
     async def _run_reloads(self) -> None:
         """Reload until no further reload is wanted. Report the start and the end of each reload to systemd."""
@@ -519,6 +519,12 @@ class Server:
                     await asyncio.sleep(0.005)
         for connection in list(self.connections):
             connection.abort()
+
+
+def _raise_defect(task: asyncio.Task[None]) -> None:
+    """Raise the exception of a task that has ended, if it has one: the event loop then logs it."""
+    if not task.cancelled():
+        task.result()
 
 
 def make_stores(settings: Settings) -> list[Store]:

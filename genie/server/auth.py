@@ -120,10 +120,10 @@ class Authenticator:
         return None, principal
 
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
-        """Return the principal of the token in a `hello`, or without a token `by_certificate`, the principal of the
-        certificate.
+        """Return the principal of a client whose first line is a `hello`, or None if the client is not authenticated.
 
-        Return None if the token is unknown, or if there is neither a token nor a certificate.
+        If the `hello` has a token, the token determines the principal, or None if it is unknown. Otherwise the principal is
+        `by_certificate`, that of the client's certificate, or None.
         """
         token = hello_token(line)
         return by_certificate if token is None else self.access.by_token(token)

@@ -199,9 +199,8 @@ class Pipeline:
         if connection is self._only_connection:
             self._only_connection = None
         if self._stopped:
-            if (
-                connection.session.key is None
-            ):  # a session with a key belongs to the snapshot, and is kept until `dispose`
+            # A session with a key belongs to the snapshot, and is kept until `dispose`.
+            if connection.session.key is None:
                 connection.session.dispose()
         else:
             self._scheduler.add(connection, [END_OF_INPUT], size=0)

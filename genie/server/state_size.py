@@ -191,7 +191,7 @@ class StateSize:
         return id in self.requests
 
     def charge_watch(self, connection: Outbound, prefix: str) -> str:
-        """Charge a watch, unless it is charged already, and return "", or return why there is no room for it."""
+        """Charge a watch that was not charged before. If there is no room, do not charge it, and return why; else return ""."""
         if (connection, prefix) in self.watches:
             return ""
         size = WATCH_BYTES + text_bytes(prefix)

@@ -140,7 +140,7 @@ class WatchEvents:
             yield steps
 
     def _publish_subtrees(self, request: Request, state: str) -> Iterator[int]:
-        """Do the same as `_publish` for a request with subtrees.
+        """Send the events of a request with subtrees in slices, and yield the number of steps of each slice.
 
         The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these, but is sent
         each event once.

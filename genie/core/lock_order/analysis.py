@@ -54,7 +54,11 @@ class LockOrder:
         self._search = InversionSearch(self.graph, self.inversions, self._budget)
 
     def on_request(self, transaction: Transaction, request: Request, unix_ms: float) -> None:
-        """Record a request of a transaction that holds locks, and may wait. Call it before the request is granted or queued."""
+        """Record a request that may wait, of a transaction that holds locks. Must be called before the request is granted or
+        queued.
+
+        Fast path: if the transaction makes only a known edge again, the edge is counted.
+        """
         if not self._count_known_edge(transaction, request, unix_ms):
             self._budget.search_steps = self._budget.steps = 0
             self._observe(transaction, self._held_classes(transaction), request, unix_ms)

@@ -153,7 +153,7 @@ class Inversions:
         return True
 
     def _look_for_offenders(self, known: _KnownInversion, edges: Iterable[Edge]) -> None:
-        """Look for new offenders in all further requests that make these edges."""
+        """Mark edges as offending, so that each further request that makes one of them is checked for a new offender."""
         for edge in edges:
             edge.is_offending = True
             inversions = self._by_edge.setdefault(edge, [])

@@ -278,8 +278,9 @@ class LeadershipBalancer:
         return True
 
     def namespace_to_request(self, own_address: str) -> str | None:
-        """Return the namespace that this node, at `own_address`, should request from the most loaded node, or None if
-        balanced.
+        """Return the namespace that this node, at `own_address`, should request from the node that leads the most.
+
+        Return None if that node leads fewer than `MIN_IMBALANCE` namespaces more than this node.
 
         The choice depends on a hash of `own_address` and the namespace, so that different nodes request different namespaces.
         """

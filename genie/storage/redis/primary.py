@@ -331,4 +331,4 @@ async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
         log.warning("redis persistence disabled, a restart loses all locks; set appendonly yes")
     policy = settings.get("maxmemory-policy", "noeviction")
     if policy != "noeviction" and not any("maxmemory-policy" in danger for danger in dangers):
-        log.warning("redis eviction enabled, it may drop locks; set maxmemory-policy noeviction", policy=policy)
+        log.warning("redis eviction enabled, redis may drop locks; set maxmemory-policy noeviction", policy=policy)

@@ -113,7 +113,7 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                     f"or stop all servers, delete the keys of the namespace and restore a backup"
                 ) from None
             log.warning(
-                "replication log not continuous during load, reloading state", position=encode_position(reader.position)
+                "replication log changed during load, reloading state", position=encode_position(reader.position)
             )
 
 

@@ -314,8 +314,9 @@ class Pipe:
         if self.network.is_partitioned(self.hosts) or not self.segments:
             return
         now = self.network.loop.time()
-        if self.segments[0][1] is not DATA:
-            _, kind, _ = self.segments.popleft()
+        _, kind, _ = self.segments[0]
+        if kind is not DATA:
+            self.segments.popleft()
             self.destination.segment_received(kind)
         elif not self.destination.reading_paused():
             arrived = []
