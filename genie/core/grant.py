@@ -524,8 +524,8 @@ def _is_immediately_grantable_beside_specials(table: LockTable, request: Request
 def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tuple[str, QueueMode]]) -> bool:
     """Return whether other owners neither hold subtrees above the names nor wait for them in conflicting modes."""
     intentions: dict[str, QueueMode] = {}
-    for name, mode in modes:
-        for subtree, _ in table.subtrees_above(name):
+    for _, mode, above in table.group_below_subtrees(modes):
+        for subtree, _ in above:
             intentions[subtree] = with_intention(intentions.get(subtree), mode)
     for subtree, mode in intentions.items():
         resource = table.subtrees[subtree]
@@ -537,8 +537,16 @@ def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tup
     return True
 
 
-RoomBelow = dict[tuple[str, QueueMode], bool]
-"""True if a mode has room below a subtree and below all outer subtrees, for one owner at one time."""
+class RoomBelow:
+    """What is known of the subtrees above the names that one owner asks for at one time."""
+
+    __slots__ = ("has_room", "innermost")
+
+    def __init__(self) -> None:
+        self.innermost: dict[str, str | None] = {}
+        """See `LockTable.innermost_subtree`."""
+        self.has_room: dict[tuple[str, QueueMode], bool] = {}
+        """True if a mode has room below a subtree and below all outer subtrees."""
 
 
 def is_available(
@@ -570,11 +578,11 @@ def is_available(
             return False
         if units is not None and not units_fit(resource, units, name, queue):
             return False
-    subtree = table.innermost_subtree(name) if table.subtrees else None
-    known = {} if room_below is None else room_below
-    if subtree is not None and (subtree, mode) not in known:
-        known[subtree, mode] = _has_room_below_subtrees(table, owner, [(name, mode)])
-    return subtree is None or known[subtree, mode]
+    known = RoomBelow() if room_below is None else room_below
+    subtree = table.innermost_subtree(name, known.innermost) if table.subtrees else None
+    if subtree is not None and (subtree, mode) not in known.has_room:
+        known.has_room[subtree, mode] = _has_room_below_subtrees(table, owner, [(name, mode)])
+    return subtree is None or known.has_room[subtree, mode]
 
 
 def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -> bool:

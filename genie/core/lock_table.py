@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator
-from itertools import accumulate, islice, repeat
+from itertools import islice
 from math import inf
-from operator import add
 from typing import Final, cast
 
 from genie.core.lock_order.members import HeldClasses
@@ -400,7 +399,7 @@ class LockTable:
             self.specials += 1
         for request in self.held.values():
             for subtree, name, mode in _names_below(request, opened):
-                opened[subtree].add(request, name, mode, 1)
+                opened[subtree].add(request, [name], mode, 1)
         waiting: dict[str, dict[int, Request]] = {}
         for request in self.waiting.values():
             for subtree, _, _ in _names_below(request, opened):
@@ -527,37 +526,75 @@ class LockTable:
             end, levels = name.find("/", end + 1), levels + 1
         return False
 
-    def innermost_subtree(self, name: str) -> str | None:
-        """Return the innermost subtree in the table that contains `name`, or None. All others that contain it contain this one."""
-        # `anyOf` asks for up to 10,000 names, so there is no Python code for each level.
-        levels = map(add, name.split("/", MAX_SUBTREE_LEVELS)[:-1], repeat("/"))
-        possible = map(add, accumulate(levels), repeat(WHOLE_NAMESPACE))
-        found = [*filter(self.subtrees.__contains__, (WHOLE_NAMESPACE, *possible))]
-        return found[-1] if found else None
+    def innermost_subtree(self, name: str, known: dict[str, str | None]) -> str | None:
+        """Return the innermost subtree in the table that contains `name`, or None. All others that contain it contain this one.
+
+        `known`: what earlier calls have found, by directory, that is, a name up to a slash, if no subtree was opened or closed since.
+        """
+        # A command may name 10,000 resources, each with many slashes: in one directory, or each in a directory of its own.
+        if name.endswith(WHOLE_NAMESPACE):  # a subtree is not above itself
+            above = self.subtrees_above(name)
+            return above[-1][0] if above else None
+        directory = name[: name.rfind("/") + 1]
+        if directory in known:
+            return known[directory]
+        if directory.count("/") > MAX_SUBTREE_LEVELS:
+            directory = "/".join(directory.split("/", MAX_SUBTREE_LEVELS)[:-1]) + "/"
+        subtrees = self.subtrees
+        found: str | None = WHOLE_NAMESPACE if WHOLE_NAMESPACE in subtrees else None
+        walked: list[str] = []
+        while directory:
+            if directory in known:
+                found = known[directory]
+                break
+            walked.append(directory)
+            if directory + WHOLE_NAMESPACE in subtrees:
+                found = directory + WHOLE_NAMESPACE
+                break
+            directory = directory[: directory.rfind("/", 0, -1) + 1]
+        for each in walked[:2]:
+            known[each] = found
+        return found
 
     def subtrees_above(self, name: str) -> list[tuple[str, LockedResource]]:
-        """Return the subtrees in the table that contain `name`, each with its resource."""
+        """Return the subtrees in the table that contain `name`, the outermost first, each with its resource."""
         subtrees = self.subtrees
         return [(subtree, subtrees[subtree]) for subtree in possible_subtrees(name) if subtree in subtrees]
+
+    def group_below_subtrees(
+        self, modes: Iterable[tuple[str, QueueMode]]
+    ) -> list[tuple[list[str], QueueMode, list[tuple[str, LockedResource]]]]:
+        """Group names that have the same mode and the same subtrees above them.
+
+        Return the names, the mode and the subtrees of each group, see `subtrees_above`, without names that have no subtree above.
+        """
+        groups: dict[tuple[str, QueueMode], list[str]] = {}
+        known: dict[str, str | None] = {}
+        for name, mode in modes:
+            subtree = self.innermost_subtree(name, known)
+            if subtree is not None:
+                groups.setdefault((subtree, mode), []).append(name)
+        return [(names, mode, self.subtrees_above(names[0])) for (_, mode), names in groups.items()]
 
     def count_new_entries(self, request: Request) -> int:
         """Return how many wait-queue entries there would be with those of a new request, without those for units."""
         names = {*request.exclusive, *request.shared}
-        above = {subtree for name in request.names() for subtree, _ in self.subtrees_above(name)}
-        return self.queue_entries + len(names | above)
+        for _, _, above in self.group_below_subtrees(request.modes()):
+            names.update([subtree for subtree, _ in above])
+        return self.queue_entries + len(names)
 
     def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
         """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""
-        affected: AffectedQueues = []
         if not self.subtrees:
-            return affected
-        for name, mode in request.modes():
-            for subtree, resource in self.subtrees_above(name):
+            return []
+        affected: dict[tuple[str, QueueMode, QueueEntry | None], None] = {}
+        for names, mode, above in self.group_below_subtrees(request.modes()):
+            for subtree, resource in above:
                 assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
-                resource.special.add(request, name, mode, count)
+                resource.special.add(request, names, mode, count)
                 if resource.wait_queue is not None:
-                    affected.append((subtree, IS if mode == S else IX, None))
-        return affected
+                    affected[subtree, IS if mode == S else IX, None] = None
+        return list(affected)
 
     def _add_intentions(self, request: Request) -> None:
         """Add the subtrees above the names of a waiting request to its queues, before it enters them."""
@@ -565,8 +602,8 @@ class LockTable:
             return
         modes: dict[str, QueueMode] = dict(request.modes())
         changed = False
-        for name, mode in request.modes():
-            for subtree, _ in self.subtrees_above(name):
+        for _, mode, above in self.group_below_subtrees(request.modes()):
+            for subtree, _ in above:
                 modes[subtree] = with_intention(modes.get(subtree), mode)
                 changed = True
         if changed:

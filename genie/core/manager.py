@@ -363,7 +363,7 @@ class LockManager:
         taken: tuple[list[str], list[str], list[str]] = [], [], []  # indexed by mode: S, X, U
         table = self.table
         uncontended, resources, subtrees = table.uncontended, table.resources, table.subtrees
-        room_below: RoomBelow = {}
+        room_below = RoomBelow()
         for (name, mode), weight in zip(take.choices, take.weights, strict=True):
             # A name that is in neither table is available: there may be 10,000, and a call takes half of their time.
             if (name in uncontended or name in resources or subtrees) and not is_available(

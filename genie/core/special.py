@@ -140,14 +140,18 @@ class Subtree:
         self.examples: dict[str, tuple[QueueMode, Request]] = {}
         """At most `MAX_EXAMPLES` of these locks, to describe blockers: by name, the mode and a holder."""
 
-    def add(self, request: Request, name: str, mode: QueueMode, count: int) -> None:
-        """Add `count`, which is 1 or -1, to the number of locks below the subtree in `mode`."""
+    def add(self, request: Request, names: list[str], mode: QueueMode, count: int) -> None:
+        """Add the locks of a request for names below the subtree in `mode` (`count` is 1), or remove them (-1)."""
+        examples = self.examples
         if count > 0:
-            if len(self.examples) < MAX_EXAMPLES:
-                self.examples[name] = mode, request
-        elif self.examples and self.examples.get(name, (mode, None))[1] is request:
-            del self.examples[name]
+            for name in names[: MAX_EXAMPLES - len(examples)]:
+                examples[name] = mode, request
+        elif examples:
+            for name in names if len(names) < len(examples) else [*examples]:
+                if name in examples and examples[name][1] is request:
+                    del examples[name]
         transaction = request.transaction
+        count *= len(names)
         shared, exclusive = (count, 0) if mode == S else (0, count)
         self.shared += shared
         self.exclusive += exclusive

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, Take, TimedOut, view
-from genie.core.model import details_of
-from genie.lock_modes import X
+from genie.core.model import Details, details_of
+from genie.lock_modes import WHOLE_NAMESPACE, QueueMode, S, X
 from genie.observability.stats import Stats
 from simulator.invariants import check
 from work.opcodes import OpcodeCounter
@@ -345,3 +345,31 @@ def test_the_names_of_holders_in_two_modes_are_not_read_for_a_request_that_fails
         holders.append(lock(manager, *names, *(() if shared else ("A",)), shared=shared, transaction="H"))
     assert lock(manager, shared=("A",), queue_timeout_ms=0).state is State.ENDED
     assert all(holder.details is None for holder in holders)
+
+
+@pytest.mark.parametrize("mode", [S, X])
+@pytest.mark.parametrize("name", ["{subtree}z/{number}", "{subtree}{number}/z"])
+def test_very_many_names_below_nested_subtrees_are_read_once_for_all_subtrees(mode: QueueMode, name: str) -> None:
+    """The names of one request with `anyOf`, and those of one request that waits, when it is granted and when it is released."""
+    manager, levels = LockManager(), "abcdefghijklmno"
+    subtrees = [WHOLE_NAMESPACE] + [f"{'/'.join(levels[:number])}/**" for number in range(1, len(levels) + 1)]
+    held = (subtrees, ()) if mode == S else ((), subtrees)
+    request = Request(*map(tuple, held), transaction="T", transaction_timeout_ms=1e9)
+    request.details = Details(subtrees=tuple(subtrees))
+    manager.step(request, 0)
+    names = [name.format(subtree=subtrees[-1][:-2], number=number) for number in range(MANY)]
+    choices = [(each, mode) for each in names]
+    taken = Request((), (), transaction="T", transaction_timeout_ms=1e9)
+    assert instructions(manager, Take(taken, choices, [1] * MANY, MANY)) < 500 * MANY
+    assert taken.state is State.HELD
+    for subtree in subtrees:
+        waiting = Request((), (subtree,), queue_timeout_ms=1e9)
+        waiting.details = Details(subtrees=(subtree,))
+        manager.step(waiting, 0)
+    assert instructions(manager, Release(taken.id)) < 500 * MANY
+    few = names[: MANY // 10]
+    few_in_mode = (few, ()) if mode == S else ((), few)
+    other = Request(*map(tuple, few_in_mode), queue_timeout_ms=1e9)
+    assert instructions(manager, other) < 1_300 * len(few)
+    check(manager)
+    assert instructions(manager, Release(other.id)) < 1_300 * len(few)
