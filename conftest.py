@@ -18,6 +18,8 @@ FIXTURES = {"genie", "redis", "chromium", "server"}
 """Fixtures that do."""
 DATABASES = {"postgres", "postgresql", "mariadb", "redis"}
 """Parameters of tests that do."""
+LONG = {"test_work.py"}
+"""Files that are run first, because they take long and would be among the last: the other processes would wait for them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that start servers, and leave them out where that is wanted."""
+    """Mark tests that start servers, and leave them out where that is wanted. The long files come first."""
+    items.sort(key=lambda item: item.path.name not in LONG)
     for item in items:
         if _starts_a_server(item):
             item.add_marker("server")
