@@ -189,7 +189,7 @@ def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner
         if transaction is not None and transaction not in seen:
             seen.add(transaction)
             grants = table.transactions[transaction].grants
-            if (
+            if grants and (
                 subtree == WHOLE_NAMESPACE
                 or len(grants) > MAX_READ_GRANTS
                 or any(first <= name < end for name in grants)

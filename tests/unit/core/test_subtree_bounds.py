@@ -12,7 +12,9 @@ from random import Random
 import pytest
 
 from genie.core import Continue, Locked, LockManager, QueueFull, Release, Request, lock_table, wait_queue
+from genie.core.deadlock import waiting_owners_below
 from genie.core.model import HELD, details_of
+from genie.core.special import Subtree
 from simulator.invariants import check
 from unit.core.lock_theory import reduce
 from unit.core.test_lock_kinds import Leader, theory_of
@@ -60,6 +62,19 @@ def test_the_subtree_of_all_names_takes_no_instructions_for_exclusive_locks() ->
         step(counter.manager, str(number))
     counter.count(request_for("**"))
     assert counter.instructions < NAMES
+
+
+def test_no_request_waits_for_a_transaction_without_locks() -> None:
+    """Whether the locks below the subtree are known as examples or not: this depends on which requests ended before."""
+    manager = LockManager()
+    held = [step(manager, shared=("a/1",), transaction="T1") for _ in range(2)]
+    step(manager, "**", transaction="T2")
+    step(manager, "a/1", transaction="T3")
+    special = manager.table.subtrees["**"].special
+    assert isinstance(special, Subtree)
+    for request in held:
+        assert set(waiting_owners_below(manager.table, "**", special, "T2")) <= {"T1", "T2"}
+        manager.step(Release(request.id), 0)
 
 
 def load(manager: LockManager, requests: list[Request], replaced: Sequence[int] = ()) -> int:
