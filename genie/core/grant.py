@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import islice
+from itertools import islice, repeat
 from sys import maxsize
 
 from genie.core.lock_table import AffectedQueues, LockTable
@@ -264,10 +264,12 @@ def _read_special_queue(
     queue = table.wait_queue(name)
     open_modes = set(queue.modes())
     found: list[Request] = []
-    for entry in merge(*[queue.of_mode(each).between(after, None) for each in queue.modes()]):
+    # The mode is that of the merged queue: a request with many names would first make a dict of their modes.
+    for entry, waiting in merge(
+        *[zip(queue.of_mode(each).between(after, None), repeat(each)) for each in queue.modes()]
+    ):
         request = entry[2]
         limit -= 1
-        waiting = request.queue_mode(name)
         if request.owner != owner:
             open_modes.difference_update([each for each in open_modes if waiting in CONFLICTS[each]])
         elif waiting in open_modes:

@@ -347,6 +347,22 @@ def test_the_names_of_holders_in_two_modes_are_not_read_for_a_request_that_fails
     assert all(holder.details is None for holder in holders)
 
 
+def test_the_names_of_waiters_beside_those_of_one_transaction_are_not_read() -> None:
+    manager = LockManager()
+    holder = ask(manager, {"pool": (100, 100)})
+    first = lock(manager, "pool", transaction="T")
+    waiters = []
+    for number in range(40):
+        names = tuple(f"{number}/{name}" for name in range(50))
+        waiter = Request((), names, transaction=f"{number}" if number % 2 else "T", queue_timeout_ms=1e9)
+        waiter.details = details_of((), names, {"pool": (1, 100)})
+        manager.step(waiter, 0)
+        waiters.append(waiter)
+    manager.step(Release(holder.id), 0)
+    assert first.state is State.HELD
+    assert [waiter.details.queue_modes for waiter in waiters if waiter.details is not None] == [None] * 40
+
+
 @pytest.mark.parametrize("mode", [S, X])
 @pytest.mark.parametrize("name", ["{subtree}z/{number}", "{subtree}{number}/z"])
 def test_very_many_names_below_nested_subtrees_are_read_once_for_all_subtrees(mode: QueueMode, name: str) -> None:
