@@ -578,10 +578,7 @@ class Dispatcher:
         self.watches.remove_all(connection)
         if session.key is not None:
             if session.connection is connection:  # a newer connection may have taken the session over
-                if session.ending is None:
-                    self.sessions.detach(session, now)
-                elif not self._end_session(session, now):  # the store was unavailable between two slices of a `bye`
-                    return False
+                self.sessions.detach(session, now)
         elif session.bound or session.ending:
             if connection.closed:
                 session.connection = None

@@ -1,6 +1,6 @@
 """Rejects the commands of a pipeline while the store is unavailable.
 
-The ends of connections, and the rest of the state of resumed sessions, are postponed.
+The ends of connections, a `bye` that has ended some requests, and the rest of the state of resumed sessions, are postponed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Rejecter:
         self._scheduler = scheduler
         self._notifier = notifier
         self.postponed: list[tuple[Peer, Item]] = []
-        """Connections with the end of their input, or with the rest of the state of their session."""
+        """Connections with the end of their input, with an unfinished `bye`, or with the rest of the state of their session."""
+        self._leaving: set[Peer] = set()
+        """The connections whose unfinished `bye` is in `postponed`."""
 
     def run_batch(self) -> None:
         """Reject queued commands for the time of one batch."""
@@ -50,28 +52,35 @@ class Rejecter:
     def queue_postponed(self) -> None:
         """Queue the postponed items, because the store is available again.
 
-        The state of a resumed session is queued before the commands of its connection, because it must precede all replies.
+        The state of a resumed session is queued before the commands of its connection, because it must precede all replies. So
+        is a `bye`, because the commands after it are not executed.
         """
         for connection, item in self.postponed:
-            if item is SESSION_STATE:
-                self._scheduler.add_first(connection, item)
-            else:
+            if item is END_OF_INPUT:
                 self._scheduler.add(connection, [item], size=0)
-        self.postponed.clear()
+            else:
+                self._scheduler.add_first(connection, item)
+        self.clear()
 
     def clear(self) -> None:
         """Drop all references to connections."""
         self.postponed.clear()
+        self._leaving.clear()
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
         """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.
 
-        The end of a connection, and the rest of the state of a session, are postponed until the store is available again.
+        What `postponed` contains waits until the store is available again. Commands after an unfinished `bye` get no error.
         """
         has_hello = False
         for item in items:
             if item is END_OF_INPUT or item is SESSION_STATE:
                 self.postponed.append((connection, item))
+                continue
+            if connection.session.ending is not None:
+                if connection not in self._leaving:  # the first item is the `bye`
+                    self._leaving.add(connection)
+                    self.postponed.append((connection, item))
                 continue
             has_hello = has_hello or isinstance(item, Hello)
             rejection = reject_item(connection, item)

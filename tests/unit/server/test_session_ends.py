@@ -216,24 +216,36 @@ async def test_a_release_that_grants_very_many_requests_grants_them_in_slices(
     assert not world.manager.pending_grants
 
 
-async def test_a_session_whose_bye_is_rejected_after_some_slices_ends_with_its_connection(world: World) -> None:
-    """A `hello` would wait until the session expires, and each iteration of the event loop would run a batch for it."""
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_bye_is_finished_after_an_outage_that_began_between_two_of_its_slices(
+    world: World, is_lost: bool
+) -> None:
+    """Otherwise a `hello` would wait until the session expires, and each iteration of the event loop would run a batch for it."""
     leaving = Client(world)
     leaving.send("hello", session=SECRET, sessionTimeout=3_600_000)
     await hold(world, leaving, onDisconnect="release")
     world.store.held_back = []
     leaving.send("bye")
+    leaving.lock("after")
     for _ in range(3):
         await asyncio.sleep(0)
     exceed_store_timeout(world.pipeline)
     for _ in range(3):
+        leaving.lock("after the outage")
         await asyncio.sleep(0)
+    assert 0 < len(world.table.held) < LOCKS
+    assert len(world.pipeline._rejecter.postponed) == 1, "the commands after it are dropped"
+    if is_lost:
+        leaving.connection.connection_lost(None)
+        await asyncio.sleep(0)
+    leaving.lock("before the end of the outage")
     world.store.acknowledge()
     await world.settle()
-    assert (leaving.commands()[-1], len(world.table.held) > 0) == ("error", True)
-    leaving.connection.connection_lost(None)
+    assert "error" not in leaving.commands()
+    assert is_lost or leaving.commands()[-1] == "bye"
+    assert not world.table.held
+    assert not world.pipeline._scheduler
     again = Client(world)
     again.send("hello", session=SECRET, sessionTimeout=1_000)
     await world.settle()
     assert [message["payload"]["resumed"] for message in again.received] == [False]
-    assert not world.table.held
