@@ -388,7 +388,8 @@ class AccessControl:
 
         Prevents timing attacks: compares all digests, each in constant time, even after a match.
         """
-        presented_digest, match = _digest(token), None
+        presented_digest = _digest(token)
+        match = None
         for digest, principal in self._token_digests:
             if hmac.compare_digest(digest, presented_digest):
                 match = principal

@@ -132,7 +132,7 @@ class TracedRequest(Request):
     def start_wait(self, address: Address | None) -> None:
         """Start the wait in the trace of the caller. If it is sampled, add its trace context to the encoded request.
 
-        A trace that is not sampled leads nowhere, and the server would look for the blockers of the request in vain.
+        The trace context of a trace that is not sampled is not sent: no trace would show the blockers that the server looks for.
         """
         self._address = address
         self._since = time.monotonic()

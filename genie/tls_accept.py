@@ -91,7 +91,8 @@ class Turn(asyncio.Protocol):
 
     def _continue(self) -> None:
         """Execute the postponed step, because it is its turn."""
-        transport, self._is_postponed = self._transport, False
+        transport = self._transport
+        self._is_postponed = False
         if transport is None or transport.is_closing():
             return
         self._has_turn = True

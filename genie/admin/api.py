@@ -54,13 +54,16 @@ PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
 
 def check_parameters(request: web.Request) -> None:
     """Raise ApiError 400 if a request has a query parameter that its path does not accept."""
-    accepted = ["limit"] * (request.path in LIMITS) + ["search"] * (request.path == SEARCH_PATH)
-    accepted += ["namespace"] * (request.path not in PATHS_WITHOUT_NAMESPACE)
+    path = request.path
+    is_accepted = {
+        "limit": path in LIMITS,
+        "search": path == SEARCH_PATH,
+        "namespace": path not in PATHS_WITHOUT_NAMESPACE,
+    }
+    accepted = [name for name in is_accepted if is_accepted[name]]
     for name in request.query:
         if name not in accepted:
-            raise bad_request(
-                f"unknown parameter {name[:64]!r} of {request.path[:64]}; known: {', '.join(accepted) or 'none'}"
-            )
+            raise bad_request(f"unknown parameter {name[:64]!r} of {path[:64]}; known: {', '.join(accepted) or 'none'}")
 
 
 def read_limit(request: web.Request) -> int:

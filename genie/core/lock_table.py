@@ -729,7 +729,10 @@ class LockTable:
         return [(name, X, None) for name in affected]
 
     def _void_positions(self, subtree: str, queue: WaitQueue, affected: dict[str, None]) -> None:
-        """Remove the waiters from the queue of a subtree whose positions there a rearrangement has changed."""
+        """Remove from the queue of a subtree the waiters that a rearrangement has moved in this queue.
+
+        Their position in this queue becomes the original one.
+        """
         entries: list[QueueEntry] = []
         queue.collect(entries)
         for entry in [entry for entry in entries if entry[2].moved is not None]:

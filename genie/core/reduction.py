@@ -690,32 +690,33 @@ def _entry(waiter: _Waiter) -> QueueEntry:
 
 
 def _ordered(requests: list[Request], name: str, ranks: dict[Owner, int]) -> list[Request] | None:
-    """Return contiguous requests of a special queue, with the requests of ranked owners ordered by rank. Return None if
-    nothing changes.
+    """Return contiguous requests of a special queue, with conflicting requests of ranked owners ordered by rank.
 
-    Requests that may have any order keep their order. Conflicting requests of other owners keep their order, too.
+    Other conflicting requests keep their order, and all requests keep it as far as possible. Returns None if nothing changes.
+
+    Kahn's algorithm: of the requests that may be next, the one that was first in the queue is next.
     """
+    # Requests are numbered by their positions in the queue.
     modes = [request.queue_mode(name) for request in requests]
-    before: list[list[int]] = [[] for _ in requests]  # of each request, the requests that must come after it
-    count = [0] * len(requests)  # of each request, how many must come before it
+    successors: list[list[int]] = [[] for _ in requests]
+    """For each request, the requests that must be after it."""
+    predecessor_count = [0] * len(requests)
+    """For each request, the number of requests before it that are not in `order` yet."""
     for i, one in enumerate(requests):
         for j in range(i + 1, len(requests)):
             other = requests[j]
             if one.owner != other.owner and (modes[j] in CONFLICTS[modes[i]] or modes[i] == modes[j] == U):
                 swapped = one.owner in ranks and other.owner in ranks and ranks[other.owner] < ranks[one.owner]
                 earlier, later = (j, i) if swapped else (i, j)
-                before[earlier].append(later)
-                count[later] += 1
-    free: list[int] = []
-    for i, needed in enumerate(count):
-        if not needed:
-            heappush(free, i)
+                successors[earlier].append(later)
+                predecessor_count[later] += 1
+    ready = [i for i, count in enumerate(predecessor_count) if not count]  # sorted, so it is a heap
     order: list[int] = []
-    while free:
-        i = heappop(free)
+    while ready:
+        i = heappop(ready)
         order.append(i)
-        for j in before[i]:
-            count[j] -= 1
-            if not count[j]:
-                heappush(free, j)
+        for j in successors[i]:
+            predecessor_count[j] -= 1
+            if not predecessor_count[j]:
+                heappush(ready, j)
     return None if order == sorted(order) else [requests[i] for i in order]

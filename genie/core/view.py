@@ -343,8 +343,9 @@ def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[
 def _add_subtrees_above(
     table: LockTable, name: str, held: list[Request], waiting: list[Request], transaction: str | None = None
 ) -> Matches:
-    """Return found requests and those for the subtrees that contain `name`; with `transaction`, only those of this
-    transaction.
+    """Return the requests `held` and `waiting`, and before them the requests for the subtrees that contain `name`.
+
+    With `transaction`, add only requests of this transaction. Waiting requests are in order of arrival.
     """
     if not table.subtrees:
         return _all_of(held, waiting)

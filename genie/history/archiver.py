@@ -272,7 +272,8 @@ def archive(segment: Segment, following: Segment | None, room: Room) -> int:
 
 def _write_snapshot(following: Segment, live: LiveRequests, room: Room) -> int:
     """Write the live requests with which a file begins, or a gap if there is no room. Return 1 for a new gap, else 0."""
-    snapshot, gap_count = live.snapshot(room.retention.snapshot_bytes), 0
+    snapshot = live.snapshot(room.retention.snapshot_bytes)
+    gap_count = 0
     if snapshot is None or not room.reserve(len(snapshot)):
         snapshot = records.encode_lines([live.gap()])
         if not live.unrecorded_count:  # otherwise this gap began in an earlier file, and was counted there

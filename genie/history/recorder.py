@@ -220,7 +220,8 @@ class Recorder:
     def flush(self) -> None:
         """Write all lines. All of them must be stored."""
         self._drop_unused_note()
-        lines, self._is_flush_due = self._lines, False
+        lines = self._lines
+        self._is_flush_due = False
         if len(lines) == self._mark_end:  # no line follows the last mark
             lines.pop()
         self._stored_count = len(lines)

@@ -136,7 +136,8 @@ class Replay:
         """
         match line:
             case Opened() if line.number == 1:  # the first file of a leadership
-                self.manager, self._accepts_carried = LockManager(), True
+                self.manager = LockManager()
+                self._accepts_carried = True
                 self._unconfirmed_events.clear()
             case Opened():
                 pass  # a later file repeats the live requests, which are known unless the replay begins here

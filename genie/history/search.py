@@ -176,7 +176,8 @@ class _Search:
             key=lambda entry: (entry.begins_at, entry.id),
         )
         if len(entries) > self._limit:
-            entries, more = entries[-self._limit :], True
+            entries = entries[-self._limit :]
+            more = True
         if self._resources is not None:
             for entry in entries:
                 entry.mode = str(_mode(entry, self._resources))

@@ -75,7 +75,8 @@ class DroppedWrites:
         """Return the line of the gap, and begin to count the next gap. Return an empty string if no write was dropped."""
         if not self.count:
             return b""
-        gap, self.count = records.Gap(self.since_ms, self.count, time.time() * 1000), 0
+        gap = records.Gap(self.since_ms, self.count, time.time() * 1000)
+        self.count = 0
         return records.encode_lines([gap])
 
 
@@ -309,7 +310,8 @@ class HistoryWriter:
                     following = self._create_next_file(file.snapshot_bytes)
                     self._other_bytes += file.size
                     file.file.close()
-                    file, self._archiver.due_at_s = following, 0.0
+                    file = following
+                    self._archiver.due_at_s = 0.0
                 self._archive()
             self._write_gap(file)
         except OSError as error:

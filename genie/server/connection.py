@@ -455,7 +455,8 @@ class Connection(Peer, asyncio.Protocol):
             self.reject_unauthenticated(outcome)
             return b""
         if outcome is not self.principal:  # the token takes precedence over the certificate
-            self.principal, self.certificate = outcome, None
+            self.principal = outcome
+            self.certificate = None
         handshake.stop_timer()
         self._handshake = None
         self.enter_state(ConnectionState.AWAIT_HELLO)

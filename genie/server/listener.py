@@ -109,7 +109,8 @@ class AdmissionControl(Generic[C]):
         self.unread_output.discard(connection)
         if connection in self._open:
             address = self._open.pop(connection)
-            self._rejected_count -= address is None
+            if address is None:
+                self._rejected_count -= 1
             self._release(address)
 
     @property

@@ -254,7 +254,8 @@ class Session:
         self.bound.pop(request.id, None)
         if request.ref is not None:
             self._refs.pop(request.ref, None)
-        request.context, request.origin = shown_context(request), None
+        request.context = shown_context(request)
+        request.origin = None
         if self.live_requests in LARGE_SIZES:
             self.compact()
 

@@ -203,7 +203,9 @@ def _shrink(main: Main, check: Check | None, seed: int, plan: Sequence[Fault]) -
                 break
             candidate_run = run_once(main, check, seed, candidate)
             if type(candidate_run.error) is type(run.error):
-                plan, run, is_shrinking = candidate, candidate_run, True
+                plan = candidate
+                run = candidate_run
+                is_shrinking = True
                 break
     error = run.error or AssertionError(
         "failed in a worker process, but not again: the service depends on more than the seed"

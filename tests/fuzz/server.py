@@ -1,6 +1,6 @@
 """Fuzzes a whole server with scenarios: `python -m fuzz.server --lines 100000` (with tests/ on the path).
 
-A seed decides a scenario. A failing one is printed with its seed, and shrunk to the shrunk steps that still fail.
+A seed determines a scenario. A failing scenario is printed with its seed, and shrunk to fewer steps that still fail.
 """
 
 from __future__ import annotations

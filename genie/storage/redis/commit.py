@@ -331,7 +331,8 @@ class CommitWriter:
         Raises RedisFailure, OSError or TimeoutError if connecting fails.
         """
         self._loop = asyncio.get_running_loop()
-        self.connection, self._watching = await self._primary.connect(), False
+        self.connection = await self._primary.connect()
+        self._watching = False
         if self._timeout_timer is None:
             self._check_timeout()
 
@@ -341,7 +342,9 @@ class CommitWriter:
         self._start_epoch(encoder)
 
     def _start_epoch(self, encoder: CommitEncoder) -> None:
-        self._encoder, self._watching, self._has_lost_state = encoder, False, False
+        self._encoder = encoder
+        self._watching = False
+        self._has_lost_state = False
 
     def write(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Append a batch to the log, and retry until its outcome is passed to `done`. The previous batch must be stored."""
@@ -440,7 +443,8 @@ class CommitWriter:
     def _send_with_acks(self, connection: RedisConnection, command: bytes) -> None:
         """Send the batch in flight, as `command`, followed by WAIT or WAITAOF if acknowledgements are required."""
         batch, reply_count = self.batch, self.batch.form.reply_count
-        batch.failed_waits, batch.expected_reply = 0, b""
+        batch.failed_waits = 0
+        batch.expected_reply = b""
         batch.attempts += 1
         if self._ack_policy.first_wait:
             command, reply_count = command + self._ack_policy.first_wait, reply_count + 1

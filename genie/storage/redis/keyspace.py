@@ -232,7 +232,8 @@ class Keyspace:
         The epoch continues from the position of `observed`, or from an empty state if `observed` is None. Returns False if the
         metadata or the log has changed since `observed` was read: another node has taken over, or the leader has committed.
         """
-        epoch, self._attempted_restore = self._next_epoch(), None
+        epoch = self._next_epoch()
+        self._attempted_restore = None
         if observed is None:
             empty, before = Checkpoint((epoch.number, 0), Batch()), EpochHistory()
             takeover = Takeover(
@@ -492,7 +493,8 @@ class Keyspace:
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
         """Set the epoch that this node leads, and its lineage. `before` are the last positions of the earlier epochs."""
-        self.epoch, self._attempted_acquisition = epoch, None
+        self.epoch = epoch
+        self._attempted_acquisition = None
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
     def _next_epoch(self) -> LeaderEpoch:

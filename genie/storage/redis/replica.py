@@ -267,4 +267,5 @@ class LocalReplica:
 
     def keep_only(self, snapshot: Snapshot) -> None:
         """Keep only the snapshot that is being restored, so that a failed attempt can be repeated."""
-        self._snapshot_as_leader, self.lazy = snapshot, None
+        self._snapshot_as_leader = snapshot
+        self.lazy = None
