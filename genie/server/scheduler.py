@@ -15,7 +15,8 @@ connections are left after a batch, the next batch begins with the connections o
 the quantum recently. The other principals take turns.
 
 A batch executes at most one slow command, at its end, and all namespaces of a server together execute one in an iteration of
-the event loop. The principals take turns. A slow command is parked while its client does not read messages. A session with
+the event loop. After a slow command that took long, some batches execute none: so the commands that have arrived meanwhile are
+read and answered before the next one. The principals take turns. A slow command is parked while its client does not read messages. A session with
 many requests ends in slices, which are queued like slow commands. The ends of all sessions together take turns like one more
 principal, because other clients wait for the locks. The state of a resumed session is also sent in slices.
 """
@@ -30,7 +31,7 @@ from sys import maxsize
 
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines, mark_long
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
-from genie.server.slow_turns import SlowTurns
+from genie.server.slow_turns import RESTING_BATCHES, SlowTurns
 
 BATCH_S = 0.005
 """Time limit of one batch, in seconds. A turn that exceeds the limit is completed."""
@@ -59,6 +60,9 @@ CHUNK = 32
 
 HEAVY_S = 0.5
 """A connection that stays busy for longer than this has used 5 ms or more for a turn. Each of its chunks is one command."""
+
+LONG_S = 0.005
+"""A slow command that takes longer than this many seconds is followed by `RESTING_BATCHES` batches without a slow command."""
 
 CHUNK_BYTES = 4 << 10
 """A chunk of long commands has fewer commands, about this many bytes: a command with thousands of resources takes long."""
@@ -100,6 +104,8 @@ class CommandScheduler:
         next."""
         self._overruns: dict[str | None, float] = {}
         """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
+        self._resting = 0
+        """Number of the next batches that execute no slow command: see `LONG_S`. `SlowTurns` counts iterations instead."""
         self._left_light = False
         """True if the last batch has left light connections."""
         self._parked: dict[Peer, None] = {}
@@ -198,7 +204,7 @@ class CommandScheduler:
         while busy and (is_busy_turn_due or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
             now = self._run_turn(busy.popleft(), execute, now)
             is_busy_turn_due = False
-        if self.slow and execute_slow is not None and (self._slow_turns is None or self._slow_turns.take(self)):
+        if self.slow and execute_slow is not None and self._take_slow_turn():
             self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
         self._finished_bytes = 0
@@ -311,8 +317,22 @@ class CommandScheduler:
             self._count_finished(connection, size)
         if (now := self._clock()) - started >= QUANTUM_S:
             self._record_overrun(connection, started, now)
+        if now - started >= LONG_S:
+            if self._slow_turns is None:
+                self._resting = RESTING_BATCHES
+            else:
+                self._slow_turns.rest()
         if connection.input_queue and unfinished is None:
             (self.busy if connection.busy_until > now else self.light).append(connection)
+
+    def _take_slow_turn(self) -> bool:
+        """Return whether this batch executes a slow command. If not, count it as one of the batches without a slow command."""
+        if self._slow_turns is not None:
+            return self._slow_turns.take(self)
+        if self._resting:
+            self._resting -= 1
+            return False
+        return True
 
     def _take_slow(self) -> Peer | None:
         """Remove and return the connection whose slow command is next, or None. Park connections whose clients do not read."""

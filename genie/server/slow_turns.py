@@ -10,6 +10,10 @@ SLICES_S = 0.005
 """Seconds for the slices of all namespaces in one iteration of the event loop: ends of expired requests and sessions, and watch
 events. The last slice may exceed it."""
 
+RESTING_BATCHES = 2
+"""Number of batches, or of iterations of the event loop, without a slow command after one that took long. In the first one, the
+commands that arrived meanwhile are read after the batch has begun. The second one executes and answers them."""
+
 
 class SlowTurns:
     """Gives one caller a turn in each iteration: the caller that has waited longest, if it asks again.
@@ -25,6 +29,8 @@ class SlowTurns:
         """Number of batches in the previous iteration, at least 1."""
         self._is_taken = False
         """True if a caller has the turn of this iteration."""
+        self._resting = 0
+        """Number of the next iterations in which no caller has the turn, because a slow command took long."""
         self._is_scheduled = False
         """True if `_end_iteration` is scheduled."""
         self._asked: dict[Hashable, int] = {}
@@ -68,6 +74,10 @@ class SlowTurns:
         self._is_taken = True
         return True
 
+    def rest(self) -> None:
+        """Give no turns in the next `RESTING_BATCHES` iterations, because a slow command took long."""
+        self._resting = RESTING_BATCHES
+
     def _schedule_end(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -78,5 +88,6 @@ class SlowTurns:
         self._asked_before, self._asked = self._asked, {}
         self._late_before, self._late = self._late, {}
         self._slices_s = SLICES_S
-        self._is_taken = self._is_scheduled = False
+        self._is_taken, self._is_scheduled = self._resting > 0, False
+        self._resting = max(0, self._resting - 1)
         self._iteration += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from genie.server.listener import AdmissionControl
 from genie.server.peer import Input, Item, Peer
 from genie.server.scheduler import CommandScheduler
 from genie.server.sessions import SessionEnd
+from genie.server.slow_turns import SlowTurns
 
 TURNS_PER_BATCH = round(scheduler_module.BATCH_S / scheduler_module.QUANTUM_S)
 
@@ -334,6 +336,23 @@ def test_a_batch_executes_one_slow_command_after_all_others_and_the_principals_t
     assert executed.index("slow0") <= 1
     assert executed[2:].index("slow0") <= 2, "the only connection of its principal is served every second time"
     assert (simulated.batch(), simulated.scheduler.bytes) == ([], 0)
+
+
+@pytest.mark.parametrize("turns", [None, SlowTurns])
+async def test_commands_that_arrive_during_a_long_slow_command_are_answered_before_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, turns: type[SlowTurns] | None
+) -> None:
+    """They are read in the iteration of the event loop after it, when the batch of this iteration has begun already."""
+    monkeypatch.setattr(scheduler_module, "LONG_S", 0.001)
+    simulated = SlowSchedulerWithClock()
+    simulated.scheduler._slow_turns = None if turns is None else turns()
+    for number in range(3):
+        simulated.add(f"slow{number}", 1.0)
+    ran = list[list[str]]()
+    while simulated.scheduler:
+        ran.append(simulated.batch())
+        await asyncio.sleep(0)
+    assert ran == [["slow0"], [], [], ["slow1"], [], [], ["slow2"]]
 
 
 def test_commands_after_a_slow_one_wait_for_it() -> None:
