@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import subprocess
 import sys
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from genie.admin import models
 from genie.admin.models import ApiError, or_unset
 from genie.errors import Code
 from genie.history.search import Entry, Query, Result
+from genie.processes import run_process
 
 log = structlog.get_logger()
 
@@ -49,26 +50,16 @@ class HistorySearches:
 
 async def _search(directory: Path, query: Query) -> Result:
     """Search in another process, which ends with the caller."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "genie.history.search", str(directory)),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", "genie.history.search", str(directory)]
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            output, errors = await process.communicate(msgspec.json.encode(query))
-    except TimeoutError:
+        process = await run_process(command, msgspec.json.encode(query), timeout_s=TIMEOUT_S, errors=subprocess.PIPE)
+    except subprocess.TimeoutExpired:
         raise ApiError(503, Code.UNAVAILABLE, f"the search took longer than {TIMEOUT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
     if process.returncode != 0:
-        last_line = errors.decode(errors="replace").rstrip().rpartition("\n")[2]
+        last_line = process.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
         log.error("history search failed", directory=str(directory), error=last_line)
         raise ApiError(500, "unreadable", "the history cannot be read; the log of the server has details")
-    return msgspec.json.decode(output, type=Result)
+    return msgspec.json.decode(process.stdout, type=Result)
 
 
 def _past_request(entry: Entry) -> models.PastRequest:

@@ -37,6 +37,7 @@ from genie.history.redaction import Redaction, redaction_key
 from genie.history.retention import Retention
 from genie.history.writer import HistoryWriter, clean_up_command, namespace_directory
 from genie.lock_modes import UnitCount
+from genie.processes import run_process
 
 JOINED_LINES: Final = 32
 """Number of stored lines that are joined at a time. It is small, so that the lines are still in the processor's cache."""
@@ -396,11 +397,9 @@ class History:
         """Archive the complete files and delete the expired ones every `CLEAN_UP_INTERVAL_S`, until cancelled."""
         while True:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *clean_up_command(self.directory, self._retention),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
-                )
+                # If it is cancelled, another archiver continues the work.
+                process = await run_process(clean_up_command(self.directory, self._retention))
+                self._dropped_before += int(process.stdout or 0)
             except OSError as error:
                 log.warning(
                     "history archiver start failed, retrying",
@@ -408,14 +407,6 @@ class History:
                     error=str(error),
                     retry_s=CLEAN_UP_INTERVAL_S,
                 )
-            else:
-                try:
-                    output, _ = await process.communicate()
-                    self._dropped_before += int(output or 0)
-                finally:
-                    if process.returncode is None:  # cancelled: another archiver continues the work
-                        process.kill()
-                        await process.wait()
             await asyncio.sleep(CLEAN_UP_INTERVAL_S)
 
     def join(self, timeout_s: float) -> None:
