@@ -90,7 +90,7 @@ soak-worlds: $(VENV)/.tested
 	$(BIN)/python -m simulator.soak $(WORLDS)
 
 soak-tests: $(VENV)/.tested redis postgres mariadb
-	GENIE_TESTS_SOAK=1 $(BIN)/python -m pytest -n 2 -m "soak or hypothesis"
+	GENIE_TESTS_SOAK=1 GENIE_TESTS_FIRST_SEED=$$(date +%s) $(BIN)/python -m pytest -n 2 -m "soak or hypothesis"
 
 soak-faults: $(VENV)/.tested redis
 	PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS)

@@ -9,7 +9,7 @@ import pytest
 
 from genie.core import Event, Expire, Granted, LockManager, Release, Released, Request
 from genie.core.model import SUCCESS, Origin
-from support.runs.searches import FACTOR, SOAK
+from support.runs.searches import FACTOR, seeds
 
 
 class Client:
@@ -73,7 +73,7 @@ def describe(manager: LockManager) -> tuple[object, ...]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(FACTOR if SOAK else 5))
+@seeds(5, FACTOR // 5)
 def test_fast_paths_have_the_effects_of_steps(seed: int) -> None:
     random = Random(seed)  # noqa: S311 - reproducible
     fast, plain = LockManager(unix_offset_ms=1_000.0), LockManager(unix_offset_ms=1_000.0)

@@ -33,7 +33,7 @@ from genie.lock_modes import S, U, X
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, StateMachine, StoredOrigin
 from simulator.invariants import check
-from support.runs.searches import FACTOR, SOAK
+from support.runs.searches import FACTOR, seeds
 from unit.core.lock_theory import Entry, Lock, ReferenceManager, depends, leaves_room, meeting, reduce
 from unit.core.test_lock_theory import MAX_OWNERS, random_request
 
@@ -43,9 +43,9 @@ SEEDS = 40
 LONG_SEEDS = 14
 STEPS = 120
 
-searches = pytest.mark.parametrize("seed", range(SEEDS * FACTOR // 2 if SOAK else SEEDS))
+searches = seeds(SEEDS, FACTOR // 2)
 """In `make test` each search has about 5,000 random steps, in `make soak-tests` more than 100,000."""
-long_searches = pytest.mark.parametrize("seed", range(SEEDS * FACTOR // 2 if SOAK else LONG_SEEDS))
+long_searches = seeds(LONG_SEEDS, FACTOR)
 """The same for searches with about 400 steps for a seed."""
 
 

@@ -6,7 +6,18 @@ from random import Random
 
 import pytest
 
-from genie.core import Continue, Deadlocked, GraphFull, LockManager, Queued, Release, Request, deadlock, reduction
+from genie.core import (
+    Continue,
+    Deadlocked,
+    GraphFull,
+    Locked,
+    LockManager,
+    Queued,
+    Release,
+    Request,
+    deadlock,
+    reduction,
+)
 from genie.core.deadlock import StepBudget, strongly_connected_component
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, details_of
@@ -141,3 +152,16 @@ def test_a_long_cycle_is_rejected_and_a_shorter_one_is_a_deadlock() -> None:
             request.details = details_of((), (), {str((number + 1) % length): (1, 1)})
             events = manager.step(request, 0)
         assert isinstance(events[-1], expected)
+
+
+def test_the_requests_of_a_rearranged_special_queue_are_bounded() -> None:
+    """Requests of others wait below the subtree, between the two requests that must change their order."""
+    for others, expected in ((270, Locked), (320, GraphFull)):
+        manager = LockManager()
+        for request in (Request(("a/held",)), ask("T", "x"), ask("R", "x", "a/**")):
+            manager.step(request, 0)
+        for number in range(others):
+            manager.step(Request((), (f"a/other/{number}",)), 0)
+        events = manager.step(ask("T", "a/1"), 0)
+        assert isinstance(events[-1 if expected is GraphFull else 1], expected)
+        assert manager.rearrangements == (expected is Locked)
