@@ -46,7 +46,7 @@ def play(steps: list[Step], *, durable: bool = False) -> costs.Search:
 
 def test_a_short_search_reveals_no_failure_and_is_reproducible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_steps, "MAX_BURST_BYTES", 20_000)
-    first, second = (costs.run(3, 5, 1e9, timed=False) for _ in range(2))
+    first, second = (costs.run(3, 3, 1e9, timed=False) for _ in range(2))
     assert not first.failures, first.failures
     values = [{cell: (found.value, found.steps) for cell, found in each.corpus.items()} for each in (first, second)]
     work = [{cell: value for cell, value in each.items() if cell[0].startswith("work")} for each in values]

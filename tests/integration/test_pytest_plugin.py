@@ -59,11 +59,15 @@ async def test_each_test_begins_without_locks(genie_async_client):
 """
 
 
+FOREIGN = ("anyio", "hypothesispytest", "xdist", "xdist.looponfail")
+"""Plugins of other packages, which take longer to import than a run takes."""
+
+
 def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     folder.joinpath("test_service.py").write_text(text)
     folder.joinpath("pytest.ini").write_text(INI)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "-q", *(f"-pno:{name}" for name in ("cacheprovider", *FOREIGN)), *options],
         cwd=folder,
         env=os.environ | {"GENIE_TOKEN": "of-another-server"},
         capture_output=True,
