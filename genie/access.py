@@ -73,7 +73,8 @@ class Principal:
                     return name
             return None
         for name in names:
-            # What is between a prefix of `name` and `name` in the order begins with this prefix, too, so nothing is.
+            # If a prefix of `name` is in the list, it is the last entry that is not after `name`: any entry between them would
+            # begin with this prefix, and such entries are omitted.
             if not name.startswith(shortest[max(0, bisect_right(shortest, name) - 1)]):
                 return name
         return None

@@ -23,7 +23,7 @@ with the property `Default_Ignorable_Code_Point` (DerivedCoreProperties.txt of U
 of Braille."""
 
 MAX_KEPT_ESCAPES: Final = 4_096
-"""Maximum number of characters of which it is kept how they are escaped."""
+"""Maximum number of characters in the cache of escaped characters."""
 
 _INVISIBLE: Final = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in INVISIBLE_RANGES)}]")
 

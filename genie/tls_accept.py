@@ -140,7 +140,7 @@ class TurnsObject(ssl.SSLObject):
         return turn.process(partial(super().read, len, buffer))
 
     def unwrap(self) -> None:
-        """End the connection. It also decrypts input."""
+        """End the connection. This also decrypts the rest of the input, so long input waits for its turn."""
         if self.turn is None or self.incoming.pending <= SHORT_INPUT_BYTES:
             super().unwrap()
         else:

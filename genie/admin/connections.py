@@ -52,7 +52,7 @@ PART_BYTES: Final = 4 << 10
 PARSED_BYTES: Final = 12 << 10
 """Bytes that are parsed in an iteration of the event loop, of all connections. The last part may exceed it."""
 MIN_PART_BYTES: Final = 512
-"""As many bytes a shorter part counts, because a request takes some time however short it is."""
+"""A shorter part counts as this many bytes, because even a short request takes some time."""
 
 
 class InputTurns:

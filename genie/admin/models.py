@@ -364,10 +364,10 @@ class Resource(ApiModel):
 
     resource: str
     holders: list[Row]
-    """Also the holders of subtrees that contain the resource, and if it is a subtree, the holders of names below it."""
+    """Includes the holders of subtrees that contain the resource. If the resource is a subtree, includes the holders of names below."""
     holders_total: int
     queue: list[Row]
-    """Also the waiting requests for such subtrees and names. If no request names the subtree, they are in the order of arrival."""
+    """Includes the waiting requests for such subtrees and names. If no request names the subtree, they are in order of arrival."""
     queue_total: int
     complete: bool
     """False if there may be more, because not all requests were compared with the subtree: the totals are lower bounds."""

@@ -45,6 +45,7 @@ def read_local_status(settings: Settings, timeout_s: float) -> LocalStatus:
 
 
 async def _read(settings: Settings, port: int, timeout_s: float) -> LocalStatus:
+    """Read `/readyz` at the admin port. With TLS, only the certificate of the settings is accepted."""
     host = LOOPBACK.get(settings.admin.host, settings.admin.host)
     address = format_address(parse_address(host, port))
     tls = None if settings.tls.cert is None else _trust_only(settings.tls.cert)

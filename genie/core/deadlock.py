@@ -33,8 +33,8 @@ MAX_SEARCH_STEPS = 3_000
 cycle, which may take more steps, searches again."""
 
 MAX_SPECIAL_SEARCH_STEPS = 1_000
-"""The same where there are counted resources or subtrees: `reduction.finishes_in_queue_order`, which follows, reads a long queue
-faster."""
+"""`MAX_SEARCH_STEPS` in a table with counted resources or subtrees. It is smaller, because `reduction.finishes_in_queue_order`,
+which follows, reads a long queue faster."""
 
 MAX_READ_GRANTS = 100
 """Maximum number of resources that a transaction may hold so that all of them are read to find out whether other owners wait

@@ -540,7 +540,7 @@ def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tup
 
 
 class RoomBelow:
-    """What is known of the subtrees above the names that one owner asks for at one time."""
+    """A cache about the subtrees above the names that one owner asks for. Valid while nothing in the table changes."""
 
     __slots__ = ("has_room", "innermost")
 

@@ -492,7 +492,7 @@ class LockManager:
             events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
-        """End expired requests, and after each one grant the waiters that it blocked, up to `limit` locks and grants together.
+        """End expired requests, and grant the waiters that each one blocked, up to about `limit` locks and grants together.
 
         If very many requests time out together, only the blockers of the first requests are counted. For the others, few
         blockers are read.

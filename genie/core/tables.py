@@ -16,7 +16,7 @@ MIN_CHECKED_SIZE: Final = 8
 CHECKED_SIZES: Final = frozenset(MIN_CHECKED_SIZE << power for power in range(28))
 """Sizes at which the owner of a dict calls `compact` after it has removed an item, so that a release seldom calls it."""
 LARGE_SIZES: Final = frozenset(64 << power for power in range(25))
-"""The same for dicts of which there are fewer: those of a deadline or of a session."""
+"""Sizes at which `compact` is called for dicts of which there are fewer: those of a deadline or of a session."""
 
 MAX_ITEM_BYTES: Final = 128
 MAX_ORDERED_ITEM_BYTES: Final = 256

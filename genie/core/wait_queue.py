@@ -210,7 +210,7 @@ class UnitQueue(SortedQueue):
         self._chunk_sums: dict[int, UnitCount] = {}
         """The units and the smallest limit of the waiters of a chunk, by the identity of the list."""
         self._sums_before: list[UnitCount] = [NO_WAITERS]
-        """The same of all chunks before each of the first chunks."""
+        """For each of the first chunks, the units and the smallest limit of the waiters of all earlier chunks."""
 
     def add(self, entry: QueueEntry) -> None:
         """Insert an entry at its sorted position."""

@@ -62,7 +62,7 @@ NO_MARK: Final = -1
 log = structlog.get_logger()
 
 Positions = dict[str, tuple[float, int]]
-"""Where a request waits in rearranged wait queues: negated priority and ticket by name."""
+"""The positions of a request in rearranged wait queues: (negated priority, ticket), by name."""
 
 _Fields = tuple[
     int,

@@ -80,7 +80,7 @@ class TooManyRequests(ValueError):
 
 @dataclass(slots=True)
 class Step:
-    """One recorded command. `queues` has the waiting ids of the resources that it names, before and after."""
+    """One recorded command. `queues` has the holders and waiters of each resource that it names, before and after the command."""
 
     at: float
     command: str

@@ -55,9 +55,9 @@ PARTIAL_FACTOR: Final = 2
 CACHED_RESOURCE_BYTES: Final = 1_024
 """An entry of the cache of decoded resources, which has only short names."""
 PROGRAM_BYTES: Final = 192 * MIB
-"""The interpreter, the code, and the batch that is executed and sent."""
+"""Bytes of the interpreter, the code, and the batch that is executed and sent."""
 STORE_BYTES: Final = 128 * MIB
-"""What is sent to Redis or read from it: a batch, a part of the state, the log of commits."""
+"""Bytes that are sent to Redis or read from it: a batch, a part of the state, the log of commits."""
 
 _NAME: Final = text_bytes(WIDEST * MAX_NAME)
 _EXAMPLE: Final = 4 * _NAME + text_bytes(WIDEST * MAX_NOTE)

@@ -44,7 +44,7 @@ FirstBlockers = tuple[tuple[Blocker, ...], int]
 
 
 class Charge(NamedTuple):
-    """What a large request or a watch takes: `excess` of the total, and `share` of its principal."""
+    """The bytes that a large request or a watch is charged: `excess` to the total, and `share` to its principal."""
 
     principal: str | None
     excess: int

@@ -324,7 +324,7 @@ async def test_a_snapshot_lost_during_the_restore_is_restored_again(
 async def test_a_node_that_stops_before_it_has_the_state_to_lead_from_does_not_resign(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has acquired leadership, but does not know the clock and the counters that a resignation contains."""
+    """The node has acquired leadership, but does not know the clock and the counters that a resignation contains."""
     former, store = make(), make()
     if not isinstance(former, RedisStore) or not isinstance(store, RedisStore):
         return

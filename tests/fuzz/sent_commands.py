@@ -44,11 +44,11 @@ class SentCommand:
     id: int | None = None
     rejection: RequestRejected | None = None
     foreign: bool = False
-    """It is invalid on this connection only: it names another namespace."""
+    """The command is invalid on this connection only, because it names another namespace."""
     is_hello_attempt: bool = False
-    """It is a `hello`, valid or not: if it is rejected, the connection is not opened."""
+    """The command is a `hello`, valid or not. If it is rejected, the connection is not opened."""
     needs_reply: bool = False
-    """It repeats a request whose grant the client has received: this gets a reply even on a quiet connection."""
+    """The command repeats a request whose grant the client has received. The repetition has a reply even on a quiet connection."""
 
     @property
     def by_ref(self) -> bool:

@@ -180,7 +180,7 @@ async def test_the_first_checkpoint_has_the_log_of_former_leaders(plain: Redis) 
 
 
 async def test_a_leader_restores_what_the_log_of_a_former_leader_lacks(plain: Redis) -> None:
-    """It has read that log when it took over. Without the entry no other node could load the state."""
+    """The leader has read that log when it took over. Without the missing entry, no other node could load the state."""
     async with locks(plain.url) as former:
         await lock_many(former, 1)
         (lost,) = plain.call("XREVRANGE", LOG, "+", "-", "COUNT", "1")
@@ -311,7 +311,7 @@ async def test_a_lost_state_is_restored_by_the_leader_and_never_taken_for_an_emp
 
 
 async def test_a_lost_meta_is_restored_although_no_transaction_has_noticed(plain: Redis) -> None:
-    """It may be lost between EXEC and WATCH."""
+    """The key `meta` may be lost between EXEC and WATCH."""
     async with locks(plain.url) as client:
         await soon(client.lock("a"))
         plain.call("DEL", META)

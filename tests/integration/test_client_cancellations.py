@@ -285,7 +285,7 @@ while not client.inspect(resource="exit/waits").queue_total:
 
 @pytest.mark.parametrize("program", [ASYNCIO, THREADS], ids=["asyncio", "threads"])
 async def test_a_process_that_ends_without_closing_its_client(genie, other, program):
-    """It prints nothing, and its waiting requests end with it; locks with `onDisconnect: keep` stay held."""
+    """The process prints nothing, and its waiting requests end with the process; locks with `onDisconnect: keep` stay held."""
     async with other.lock("exit/waits", transaction_timeout=600):
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, *map(str, genie.address), stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -188,7 +188,7 @@ async def test_a_higher_epoch_from_a_wrong_clock_does_not_depose_the_leader(
 async def test_a_server_that_stops_while_it_acquires_leadership_resigns(
     redis: Redis, make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has acquired leadership in Redis, and is still loading."""
+    """The server has acquired leadership in Redis, and is still loading the state."""
     server = Server(Settings(port=0, lease=600.0), store := make_store())
     reached = asyncio.Event()
 

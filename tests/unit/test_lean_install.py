@@ -67,7 +67,7 @@ def test_both_clients_are_imported_without_extras() -> None:
 
 
 def test_a_server_is_imported_without_what_only_redis_or_the_admin_port_needs() -> None:
-    """It starts in two thirds of the time."""
+    """Without these modules, the server starts in two thirds of the time."""
     program = "import sys, genie.cli.serve, genie.server.app; print({'redis', 'aiohttp'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"set()\n"
 

@@ -159,7 +159,7 @@ def a_queued_request_for_three(n: int) -> float:
 
 
 def a_request_without_waiting_that_fails(n: int) -> float:
-    """It counts its blockers, up to 1,000; shared waiters block only exclusive requests."""
+    """The request counts its blockers, up to 1,000. Shared waiters block only exclusive requests."""
     counter = InstructionCounter()
     counter.request("A")
     for _ in range(n):

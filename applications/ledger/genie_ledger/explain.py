@@ -31,7 +31,7 @@ class Progress(StrEnum):
     DATE_MOVED = "date-moved"
     """Its date was moved in the ledger. The handler delivers it once it has compared the dates."""
     DELIVERED = "delivered"
-    """It was delivered, and is not final yet."""
+    """The transfer was delivered, and is not final yet."""
     MISSED = "missed"
     """The handler has read past its last state change, and does not track it: the change was
     committed too late.

@@ -213,7 +213,8 @@ class Follower:
             for entry in entries:
                 candidacy.last_sign_of_life = self._loop.time()
                 if entry.position > meta.position:  # older entries may be a copy from another Redis: no sign of life
-                    candidacy.has_seen_leader, wait_s = True, lease_s
+                    candidacy.has_seen_leader = True
+                    wait_s = lease_s
                     self._replica.discard_own_leadership_state()
                 if isinstance(entry, EpochStarted) or entry.resigned:
                     return

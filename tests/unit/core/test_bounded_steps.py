@@ -219,7 +219,7 @@ def ask(manager: LockManager, units: dict[str, tuple[int, int]], **options: Any)
 
 
 def test_waiters_for_units_do_not_read_all_earlier_ones() -> None:
-    """They fit into the limit of `a`, and wait for `b`."""
+    """The waiters fit into the limit of `a`, and wait for `b`."""
     manager = LockManager()
     holder = ask(manager, {"a": (1, 1_000_000)})
     ask(manager, {"b": (1, 1)})

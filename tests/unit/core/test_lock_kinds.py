@@ -46,7 +46,7 @@ STEPS = 120
 searches = seeds(SEEDS, FACTOR // 2)
 """In `make test` each search has about 5,000 random steps, in `make soak-tests` more than 100,000."""
 long_searches = seeds(LONG_SEEDS, FACTOR)
-"""The same for searches with about 400 steps for a seed."""
+"""Seeds of the searches that have about 400 random steps each."""
 
 
 def to_request(entry: Entry) -> Request:

@@ -58,7 +58,7 @@ def test_an_arrival_that_closes_no_cycle_takes_the_same_work_with_many_waiters(r
 
 
 def test_a_holder_that_waits_for_the_last_of_many_waiters_reads_each_of_them_once() -> None:
-    """This is a cycle in the wait-for graph, but no deadlock: all other holders give their units back."""
+    """The wait closes a cycle in the wait-for graph, but no deadlock: all other holders give their units back."""
 
     def instructions(waiters: int) -> int:
         counter = pool_with_waiters(waiters)

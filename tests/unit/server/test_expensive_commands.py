@@ -96,7 +96,7 @@ async def test_a_search_for_a_deadlock_ends_the_turn_of_its_connection(
 
 
 async def test_an_extension_of_a_large_request_is_a_slow_command(world: World) -> None:
-    """It stores the request with all its names again."""
+    """The extension stores the request with all its names again."""
     client, other = Client(world), Client(world)
     ids = await hold_large(world, client, 20, "exclusive")
     other.send("ping")

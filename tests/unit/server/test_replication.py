@@ -235,7 +235,7 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_lost_connection_without_session_retains_no_replies(durable: bool) -> None:
-    """They would form a reference cycle with the session."""
+    """Retained replies would form a reference cycle with the session."""
     dispatcher, peer = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome(durable=durable)), make_client()
     dispatcher.execute(0, peer, iter([line("request", resources=["exclusive:a"], transactionTimeout=5, ref="1")]))
     peer.closed = True

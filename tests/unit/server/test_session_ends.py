@@ -38,7 +38,7 @@ async def test_a_lost_connection_ends_in_slices(world: World) -> None:
 
 
 async def test_requests_that_are_granted_while_their_connection_ends_end_too(world: World) -> None:
-    """They are `onDisconnect: keep`, but waited when the connection ended."""
+    """The requests have `onDisconnect: keep`, but waited when the connection ended."""
     holder, leaving, other = Client(world), Client(world), Client(world)
     await hold(world, holder)
     for number in range(LOCKS):

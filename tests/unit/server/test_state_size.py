@@ -777,7 +777,7 @@ def test_a_leader_keeps_a_state_that_is_larger_than_its_bound() -> None:
 
 
 def test_first_blockers_with_long_texts_are_not_kept() -> None:
-    """They would outlive the blockers, which are not charged after their end."""
+    """Kept texts would outlive the blockers, which are not charged after their end."""
     server = Server()
     peer = server.connect()
     assert not server.request(peer, "exclusive:a", note="short")

@@ -25,7 +25,7 @@ from genie.storage.store import Batch, Node, StateMachine
 EPOCH = LeaderEpoch(7, "nonce", "state")
 OWN = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
 BEFORE = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
-"""This server before its restart."""
+"""The server `OWN` before its restart."""
 NEVER = 1_000_000
 
 

@@ -45,7 +45,7 @@ def test_a_field_of_a_later_version_is_rejected() -> None:
 def test_a_version_that_knows_only_plain_names_rejects_units_and_subtrees(
     monkeypatch: pytest.MonkeyPatch, exclusive: tuple[str, ...], units: dict[str, tuple[int, int]]
 ) -> None:
-    """It would take a subtree for a name, and miss the units. So a follower of this version refuses to lead."""
+    """Otherwise such a version would take a subtree for a name, and ignore the units. Its followers refuse to lead."""
     known = [field for field in structs.fields(Record) if field.name != "details"]
     older = defstruct(
         "OlderRecord",
@@ -76,7 +76,7 @@ def test_a_record_without_the_fields_of_every_version_is_rejected() -> None:
 
 
 def test_defaults_are_not_stored() -> None:
-    """They would be half of the record of a plain lock."""
+    """The defaults would be half of the record of a plain lock."""
     request = Request(exclusive=("a",), queue_timeout_ms=float("10000"), transaction_timeout_ms=10_000)
     LockManager().step(request, 0)
     assert json.decode(encode(request)).keys() == {"since", "since_unix_ms", "deadline", "exclusive", "fence"}

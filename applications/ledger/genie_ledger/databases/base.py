@@ -41,7 +41,7 @@ class Database(ABC):
         """The URL without its password and its query, for error messages."""
         self._engine = engine
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
-        """The same connection pool, with each statement in a transaction of its own."""
+        """The connection pool of `_engine`, with each statement in a transaction of its own."""
 
     async def connect(self) -> None:
         """Check that a connection to the database is possible. Raises ValueError if the driver

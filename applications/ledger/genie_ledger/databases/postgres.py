@@ -34,7 +34,7 @@ _RUN_LOCK, _TABLES_LOCK = "genie timeouts", "genie timeouts' tables"
 """Names of advisory locks."""
 
 _PLANNER_SETTINGS = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
-"""They make joins use indexes: every query selects few rows of large tables, and a plan that reads
+"""With these settings, joins use indexes: every query selects few rows of large tables, and a plan that reads
 a whole table gets slower as it grows.
 """
 

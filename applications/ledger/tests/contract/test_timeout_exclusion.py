@@ -346,7 +346,7 @@ async def test_concurrent_first_runs_of_a_handler(books: Books) -> None:
 
 
 async def test_a_stalled_run_can_not_write_after_a_later_run(books: Books) -> None:
-    """It has looked with fence 5 and is behind the other, whether or not that one has moved the segment."""
+    """The stalled run has read with the smaller fencing token. It cannot write, even if the later run has not moved the segment."""
     stalled, other = books.handler(Desk().take), books.handler(Desk().take)
     await books.add_transfer("ends", FUTURE)
     assert await stalled.run_once() is not None

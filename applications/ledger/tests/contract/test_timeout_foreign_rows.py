@@ -49,7 +49,7 @@ async def test_rows_added_while_this_handler_is_in_use_are_removed(books: Books)
 
 
 async def test_more_rows_than_a_run_examines(books: Books) -> None:
-    """It looks at them in batches, one run at once after the other; and at none of them twice."""
+    """The handler examines the rows in batches, one run immediately after the other, and none of them twice."""
     ids = [f"{number}" for number in range(7)]
     for id in ids:
         await books.add_transfer(id, FUTURE, "RESERVED" if id == "3" else "COMMITTED")
@@ -65,7 +65,7 @@ async def test_more_rows_than_a_run_examines(books: Books) -> None:
 
 
 async def test_rows_whose_final_state_was_skipped_by_a_foreign_segment(books: Books) -> None:
-    """This handler has taken it in; the other read that it is final, and did not clean it up any more."""
+    """This handler has stored the row. The foreign handler has read the final state, and did not delete the row."""
     desk = Desk()
     handler = books.handler(desk.take)
     for id in "abc":

@@ -286,7 +286,7 @@ async def test_the_callback_can_write_to_the_ledger(books: Books) -> None:
 
 
 async def test_the_callback_may_change_its_list(books: Books) -> None:
-    """It may take from it what it has seen."""
+    """The callback may remove the items that it has processed."""
     for id in "abc":
         await books.add_transfer(id, PAST)
 

@@ -29,7 +29,7 @@ def process_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 async def set_zone(books: Books, zone: str) -> None:
-    """That of a server where it can be had. MariaDB's is not UTC in the first place."""
+    """Set the time zone of PostgreSQL. MariaDB runs in a zone other than UTC from the start, and SQLite has no time zone."""
     if books.kind == "postgres":
         (name,) = (await books.run("SELECT current_database()"))[0]
         await books.run(f"ALTER DATABASE {name} SET timezone = '{zone}'")

@@ -242,7 +242,7 @@ def test_progress_is_printed_in_lines_without_a_terminal(tmp_path: Path) -> None
 
 
 def test_it_runs_periodically_until_sigterm(file: Path, url: str) -> None:
-    """It prints progress while it lags, and delivers a transfer that expires later in the next run."""
+    """The command prints progress while it lags, and delivers a transfer that expires later in the next run."""
     process = start(url, "run", "--every", "0.02", "--batch", "400", "--progress", "400")
     changes = query(file, "SELECT MAX(transferStateChangeId) FROM transferStateChange")[0]
     progress = [f"genie-ledger: read up to state change {last:,} of {changes:,}" for last in (400, 800, changes)]

@@ -19,7 +19,7 @@ MAX_NAMES = 10_000
 MAX_REQUEST_BYTES = 1_000_000
 """Bytes of names and weights in one request: a line may have 1 MiB."""
 ALWAYS_FITTING_NAMES = 500
-"""This many names fit into one line whatever their length."""
+"""Number of names that fit into one line, even if all of them have the maximum length."""
 MAX_REQUEST_ATTEMPTS = 5
 """Attempts to lock the free tokens of one request while other clients lock some of them."""
 
