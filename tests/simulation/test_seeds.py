@@ -17,12 +17,12 @@ from simulator.scenario import (
 )
 from simulator.soak import run
 
-COUNT = 30
+COUNT = 24
 ANY_OF_COUNT = 10
 """Additional seeds with clients that request any of several resources."""
 REPLICATED_COUNT = 14
 """Additional seeds with three Redises and sentinels. `make soak-worlds` runs hundreds of each kind."""
-FEATURED_COUNT = 20
+FEATURED_COUNT = 16
 """Additional seeds with clients that use bye, quiet, notes and release by ref."""
 BELIEF_COUNT = 16
 """Additional seeds with half-open connections, and clients that record which locks they consider held."""
