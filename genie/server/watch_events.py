@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from genie.core import Request
@@ -159,10 +160,10 @@ class WatchEvents:
             yield steps
         for name, mode in request.modes():
             steps = 1 + lookups
-            prefixes = dict.fromkeys((*watches.matching_prefixes(name), *within.get(name, ())))
-            event = replies.event(request, name, mode, state) if prefixes else b""
+            matching, below = watches.matching_prefixes(name), within.get(name, ())
+            event = replies.event(request, name, mode, state) if matching or below else b""
             sent: set[Outbound] = set()
-            for prefix in prefixes:
+            for prefix in chain(matching, below):  # a prefix may be in both, but each connection is sent the event once
                 yield from self._send(prefix, event, steps, sent)
                 steps = 0
             yield steps
