@@ -124,14 +124,15 @@ class Insufficient(Released):
 
 @dataclass(slots=True)
 class QueueFull:
-    """A request was rejected because it would have to wait although the wait queues are full.
+    """A request was rejected because it would have to wait although the wait queues are full, or because of subtrees.
 
     The client never learns the id that was assigned to the request.
     """
 
     request: Request
     is_opening: bool = False
-    """True if there are too many locks or waiting requests below the subtrees that it names, which no other request names."""
+    """True if there are too many locks or waiting requests below the subtrees that it names, which no other request names, or if
+    its choices are in too many directories, below which subtrees are searched for."""
 
 
 @dataclass(slots=True)

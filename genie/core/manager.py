@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from math import ceil, inf
 
 from genie.core import deadlock, reduction
@@ -43,6 +43,7 @@ from genie.core.grant import (
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
+from genie.core.special import MAX_SEARCHED_LEVELS
 from genie.core.tables import MIN_CHECKED_SIZE
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
@@ -52,7 +53,7 @@ from genie.core.view import (
     sample_blockers,
 )
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
-from genie.lock_modes import S, U, X
+from genie.lock_modes import MAX_SUBTREE_LEVELS, QueueMode, S, U, X
 
 RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
@@ -363,6 +364,9 @@ class LockManager:
         taken: tuple[list[str], list[str], list[str]] = [], [], []  # indexed by mode: S, X, U
         table = self.table
         uncontended, resources, subtrees = table.uncontended, table.resources, table.subtrees
+        if subtrees and _have_too_many_levels(take.choices):
+            events.append(QueueFull(request, is_opening=True))
+            return
         room_below = RoomBelow()
         for (name, mode), weight in zip(take.choices, take.weights, strict=True):
             # A name that is in neither table is available: there may be 10,000, and a call takes half of their time.
@@ -745,3 +749,13 @@ class LockManager:
         waited_ms = now - request.since
         self._grant(request, now)
         events.append(Locked(request, waited_ms))
+
+
+def _have_too_many_levels(choices: Sequence[tuple[str, QueueMode]]) -> bool:
+    """Return whether more than `MAX_SEARCHED_LEVELS` are searched for subtrees above these choices."""
+    if len(choices) * MAX_SUBTREE_LEVELS <= MAX_SEARCHED_LEVELS:
+        return False
+    directories = {name[: name.rfind("/") + 1] for name, _ in choices}
+    above = {each[: each.rfind("/", 0, -1) + 1] for each in directories}
+    levels = sum([min(each.count("/"), MAX_SUBTREE_LEVELS) for each in above])
+    return len(directories) + levels > MAX_SEARCHED_LEVELS

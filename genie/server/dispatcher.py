@@ -404,8 +404,9 @@ class Dispatcher:
         texts = excess_bytes(request)  # it names no resources yet
         if self._admit_request(connection, request, len(command.choices), texts + sum(long_names.values())):
             request.origin = connection.session
-            self.notifier.handle_events(self._step(command, now), now, connection, request.ref)
-            if request.state is State.HELD:
+            events = self._step(command, now)
+            self.notifier.handle_events(events, now, connection, request.ref)
+            if type(events[0]) is core.Taken:
                 held = sum(long_names.get(name, 0) for name in request.names()) if long_names else 0
                 self.size.charge_again(request, texts + held)
 

@@ -271,7 +271,12 @@ class Notifier:
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a request that would have to wait although the wait queues, or the share of its principal, are full."""
         limit, principal = self.size.max_queue_entries, event.request.context.principal
-        if event.is_opening:
+        if event.is_opening and event.request.context.choice_digest is not None:
+            reason = (
+                "the names of anyOf are in too many different directories of many levels: while subtrees are locked or waited "
+                f"for, at most {core.MAX_SEARCHED_LEVELS} levels are searched for subtrees above the names"
+            )
+        elif event.is_opening:
             reason = (
                 f"too many waiting requests or locks: at most {core.MAX_WAITERS_BELOW} requests, fewer if they have many names, "
                 f"may wait below subtrees that no other request names, and several subtrees may be compared with {core.MAX_COMPARED_NAMES} names"

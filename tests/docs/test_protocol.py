@@ -14,7 +14,7 @@ from transcript import encode_line, execute, steps
 from genie import lock_modes
 from genie.config import Settings
 from genie.core import Reason, Request, manager, view
-from genie.core.special import MAX_COMPARED_NAMES, MAX_WAITERS_BELOW
+from genie.core.special import MAX_COMPARED_NAMES, MAX_SEARCHED_LEVELS, MAX_WAITERS_BELOW
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 from genie.errors import Code
 from genie.protocol import commands, diagnostics, framing, limits, replies, resources
@@ -222,6 +222,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Wait-queue entries, one for each resource of a waiting request, and one for each subtree above its resources that is locked or waited for": SETTINGS.limits.max_queue,
         "Retained replies of all connections without a session together, beyond the replies that each can retain": sessions.MAX_RETAINED_REPLIES_TOTAL,
         "Retained replies that each connection without a session can retain": sessions.GUARANTEED_REPLIES,
+        "Levels that are searched for subtrees above the names of `anyOf`, while subtrees are locked or waited for": MAX_SEARCHED_LEVELS,
         "Bytes of held and waiting requests, sessions and watches": SETTINGS.limits.max_state,
         "Steps of the search for a deadlock and of the rearrangement of queues, for one request": MAX_ARRIVAL_STEPS,
         "Requests that wait below the new subtrees of a request, which no other request names": MAX_WAITERS_BELOW,

@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 
-from genie.core import Command, Continue, Expire, LockManager, Release, Request, State, Take, TimedOut, view
+from genie.core import (
+    Command,
+    Continue,
+    Event,
+    Expire,
+    LockManager,
+    QueueFull,
+    Release,
+    Request,
+    State,
+    Take,
+    Taken,
+    TimedOut,
+    view,
+)
 from genie.core.model import Details, details_of
 from genie.lock_modes import WHOLE_NAMESPACE, QueueMode, S, X
 from genie.observability.stats import Stats
@@ -389,3 +403,31 @@ def test_very_many_names_below_nested_subtrees_are_read_once_for_all_subtrees(mo
     assert instructions(manager, other) < 1_300 * len(few)
     check(manager)
     assert instructions(manager, Release(other.id)) < 1_300 * len(few)
+
+
+def test_choices_in_very_many_directories_of_many_levels_are_rejected_while_subtrees_are_locked() -> None:
+    """The subtrees above each directory are searched for level by level."""
+
+    def take(names: int, name: str) -> tuple[Event, int]:
+        request = Request((), (), transaction_timeout_ms=1e9)
+        command = Take(request, [(name.format(number), X) for number in range(names)], [1] * names, names)
+        events = list[Event]()
+        steps = count(lambda: events.extend(manager.step(command, 0)))
+        manager.step(Release(request.id), 0)
+        return events[0], steps
+
+    manager, levels = LockManager(), "/".join("abcdefghijklmno")
+    assert type(take(MANY, f"{{}}/{levels}/z")[0]) is Taken, "no subtree is locked"
+    subtree = Request((), ("x/**",), transaction_timeout_ms=1e9)
+    subtree.details = Details(subtrees=("x/**",))
+    manager.step(subtree, 0)
+    event, steps = take(MANY, f"{{}}/{levels}/z")
+    assert type(event) is QueueFull
+    assert steps < 50 * MANY
+    assert type(take(MANY, f"{levels}/{{}}/a/z")[0]) is QueueFull
+    for allowed in (f"{levels}/z/{{}}", f"{levels}/{{}}/z", "{}/a/z", "{}"):
+        assert type(take(10_000, allowed)[0]) is Taken
+    event, steps = take(1_200, f"{{}}/{levels}/z")
+    assert type(event) is Taken
+    assert steps < 2_000_000, "about 40 ms"
+    check(manager)

@@ -298,3 +298,20 @@ async def test_a_request_for_a_subtree_that_is_compared_with_many_locks_is_a_slo
     for _ in range(2):
         await asyncio.sleep(0)
     assert [len([m for m in client.received if m["command"] == "queued"]) for client in quick] == [2] * len(quick)
+
+
+async def test_choices_in_too_many_directories_are_rejected_and_charge_nothing(world: World) -> None:
+    holder, client = Client(world), Client(world)
+    holder.send("request", resources=["exclusive:x/**"], transactionTimeout=FOREVER)
+    await world.settle()
+    size = world.pipeline.state_bytes
+    any_of = [f"exclusive:{number}/{'/'.join('abcdefgh')}/z" for number in range(3_000)]
+    for ref in ("1", "2"):
+        client.connection.data_received(line("request", anyOf=any_of, target=1, ref=ref))
+        await world.settle()
+    assert [(message["payload"]["code"], message["payload"]["ref"]) for message in client.received] == [
+        ("too-many", "1"),
+        ("too-many", "2"),
+    ]
+    assert "20000 levels" in client.received[0]["payload"]["message"]
+    assert (world.pipeline.state_bytes, client.connection.session.live_requests) == (size, 0)
