@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def printable_json(encoded: bytes) -> bytes:
-    r"""Escape the same characters in a JSON document, as `\uXXXX`. The document has the same value as before.
+    r"""Escape the characters that `printable` escapes in a JSON document, as `\uXXXX`. The value of the document is unchanged.
 
     JSON requires an escape only for the ASCII control characters, and encoders write the others as they are. The document
     must have no line breaks or other spaces than ` ` between its tokens.

@@ -724,5 +724,7 @@ def _warn_of_held_locks(requests: list[Request], hint: str) -> None:
     if held:
         names = ", ".join(f"{request.id} ({' '.join(request.resources)})" for request in held)
         logger.warning(
-            "the client was closed with locks held, until they are released by id or time out: %s. %s", names, hint
+            "the client was closed, and its locks stay held until they are released by id or time out: %s. %s",
+            names,
+            hint,
         )

@@ -680,7 +680,10 @@ class LockTable:
                 self.wait_queue(subtree).restore_all(subtree, requests, mode)
 
     def _modifiable_modes(self, request: Request) -> dict[str, QueueMode]:
-        """Return the modes of a request in its queues, to add the queue of a subtree. It is not `simple` any more."""
+        """Return the modes of a waiting request by queue, to which the caller adds the queue of a subtree.
+
+        The request is no longer `simple`.
+        """
         if request.details is None:
             request.details = Details()
         modes = request.details.queue_modes

@@ -100,6 +100,10 @@ class LockClasses:
         return classified
 
     def _classify(self, name: str, stem: str) -> LockClass | None:
+        """Return the class of a name, and cache it by the name, or by the stem if the stem decides the class.
+
+        Return None if there are too many classes.
+        """
         if name in self._by_whole_name:
             return self._by_whole_name[name]
         if stem != name and stem in self._by_stem:

@@ -191,7 +191,9 @@ def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalRep
         return Decision(Action.READ_AGAIN)
     if not replica.read_history.contains(meta.position):
         return Decision(Action.LOAD_SNAPSHOT)  # the log is lost, or truncated
-    return Decision(Action.ACQUIRE, None if candidacy.has_seen_leader else now, delayed=True)
+    # A Redis at which a leader was seen alive lacks no acknowledged commits, so no candidate can have a higher rank.
+    not_before = None if candidacy.has_seen_leader else now
+    return Decision(Action.ACQUIRE, not_before, delayed=True)
 
 
 def _prior_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> float:
