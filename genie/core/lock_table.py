@@ -387,10 +387,10 @@ class LockTable:
     def open_subtrees(self, subtrees: Collection[str]) -> None:
         """Add the new ones of these subtrees, before `restore` adds the requests that name them.
 
-        If there are many of them, or the table is empty, all requests are read once. Otherwise `restore` opens each alone.
+        If there are many of them, all requests are read once. Otherwise `restore` opens each alone.
         """
         new = [name for name in subtrees if name not in self.subtrees]
-        if self.held and len(new) <= MAX_SEPARATE_SUBTREES:
+        if len(new) <= MAX_SEPARATE_SUBTREES:
             return
         opened: dict[str, Subtree] = {}
         for name in new:

@@ -284,9 +284,16 @@ class LockManager:
         for id_ in replaced:
             self.discard(id_)
         self.table.kept_open = ()
-        if subtrees:
+        later = requests
+        if subtrees:  # held locks first: counting them is faster when the subtrees are opened than one by one
+            later = []
+            for request in requests:
+                if request.state is HELD and (request.details is None or not request.details.subtrees):
+                    self.adopt(request)
+                else:
+                    later.append(request)
             self.table.open_subtrees(subtrees)
-        for request in requests:
+        for request in later:
             self.adopt(request)
 
     def adopt(self, request: Request) -> None:
