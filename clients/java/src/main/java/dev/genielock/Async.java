@@ -34,7 +34,7 @@ final class Async {
         future.whenComplete((value, failure) -> {
             timer.cancel();
             if (call.done.getCount() > 0) session.giveUp(call);
-            if (call.isRequest() && value == null) call.lock.drop(); // it may have been granted meanwhile
+            if (call.isRequest() && value == null) call.lock.drop(false); // it may have been granted meanwhile
         });
     }
 }

@@ -7,7 +7,4 @@ public final class ClientClosedException extends GenieException {
     private static final long serialVersionUID = 1L;
 
     ClientClosedException() { super("the client is closed", Optional.empty()); }
-
-    @Override
-    ClientClosedException copy() { return new ClientClosedException(); }
 }

@@ -24,7 +24,7 @@ final class Connection {
     private static final int MAX_INLINE = 4 << 10; // bytes of a command that its caller writes to the connection
     private static final long NANOS_PER_MS = 1_000_000L;
     private static final long RESERVED_FOR = NANOS_PER_MS; // without a call; then the thread of the dialer reads
-    private static final long MAX_CALLER_READ = 10 * NANOS_PER_MS; // then a caller stops reading; before, an interrupt has no effect
+    private static final long MAX_CALLER_READ = 10 * NANOS_PER_MS; // then a caller stops reading; an interrupt does not end it before
     private static final int MIN_WRITE = 2 << 10; // bytes that the writer writes while callers may add more: the server begins earlier
     private static final int MAX_UNSENT = 1 << 20; // bytes that may wait for the writer; new calls wait beyond it
 
@@ -59,6 +59,7 @@ final class Connection {
     private ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands for the writer
     private boolean isWriting; // the writer has taken output, and has not written it yet
     private boolean isReading; // by the thread of the dialer, or by a caller
+    private boolean isDirect; // a caller is going to write and to read
     private boolean isReserved; // a call was answered a short time ago; the next caller may read its answer itself
     private boolean isWaking; // the reader wakes callers, which add their next commands before the writer begins
 
@@ -73,7 +74,7 @@ final class Connection {
     }
 
     /** Opens the connection, and waits until the server accepts {@code hello}. */
-    void handshake(InetSocketAddress endpoint) throws IOException, Json.InvalidException {
+    void handshake(InetSocketAddress endpoint) throws IOException {
         dial(endpoint);
         byte[] hello = session.hello();
         lateness = "no answer to hello";
@@ -81,8 +82,8 @@ final class Connection {
         out.write(hello);
         for (;;) {
             var message = next();
-            if (message.command.equals("error")) throw message.rejection();
-            if (message.command.equals("welcome")) {
+            if (message.command().equals("error")) throw message.rejection();
+            if (message.command().equals("welcome")) {
                 onWelcome(message);
                 return;
             }
@@ -133,25 +134,8 @@ final class Connection {
     }
 
     /** Handles the messages of the server until the connection ends, except while a caller reads. */
-    void read() throws IOException, Json.InvalidException, InterruptedException {
-        while (awaitTurn()) {
-            try {
-                readOnce();
-            } finally {
-                stopReading();
-            }
-        }
-    }
-
-    /** Handles the next messages, those of one read together. */
-    private void readOnce() throws IOException, Json.InvalidException {
-        var messages = new ArrayList<Wire.Message>();
-        messages.add(next());
-        try {
-            for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
-        } finally {
-            session.receive(this, messages);
-        }
+    void read() throws IOException, InterruptedException {
+        while (awaitTurn()) readOnce();
     }
 
     /**
@@ -160,7 +144,7 @@ final class Connection {
      */
     private boolean awaitTurn() throws IOException, InterruptedException {
         try (var held = session.mutex.hold()) {
-            while (isReading || isReserved && !session.hasCalls() && failure.get() == null) {
+            while (isReading || failure.get() == null && (isDirect || isReserved && !session.hasCalls())) {
                 isReserved = isReading;
                 session.readerChanged.awaitNanos(RESERVED_FOR);
             }
@@ -171,51 +155,55 @@ final class Connection {
         }
     }
 
-    private void stopReading() {
-        try (var held = session.mutex.hold()) {
-            isReading = false;
-            isReserved = !address.isSecure(); // the caller that was answered may make the next call, and read its answer
-            if (session.hasCalls() || failure.get() != null) session.readerChanged.signalAll();
+    /** Handles the next messages, those of one read together. The turn to read ends with them. */
+    private void readOnce() throws IOException {
+        var messages = new ArrayList<Wire.Message>();
+        try {
+            messages.add(next());
+            for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
+        } finally {
+            session.receive(this, messages);
         }
     }
 
     /**
-     * Writes the line of the only call without an answer, and reads until its answer or for a short time, in the thread of its caller:
-     * this saves two switches of threads. A caller does not read if a timeout may end the read within a record of TLS, or if its
-     * interrupt would close the socket, as that of a virtual thread. A write that blocks ends when the keepalive closes the connection.
+     * Writes the line of the only call without an answer, and reads its answer, in the thread of its caller: this saves two switches
+     * of threads. A caller does not read if a timeout may end the read within a record of TLS, or if its interrupt would close the
+     * socket, as that of a virtual thread. A write that blocks ends when the keepalive closes the connection.
      */
     void exchange(Call call, long limit) {
+        Thread caller = Thread.currentThread();
         try {
             out.write(call.line);
-        } catch (IOException e) {
-            close(e);
-        }
-        Thread caller = Thread.currentThread();
-        try (var held = session.mutex.hold()) {
-            isWriting = false;
-            if (isReady()) session.outputChanged.signalAll();
-            if (isReading) return;
-            if (address.isSecure() || caller.getThreadGroup().getName().equals("VirtualThreads")) {
-                session.readerChanged.signalAll();
-                return;
+            if (mayRead(caller)) {
+                stream.setSoTimeout((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
+                readOnce();
             }
-            isReading = true;
-        }
-        try {
-            long end = System.nanoTime() + Math.min(limit, MAX_CALLER_READ);
-            stream.setSoTimeout((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
-            while (call.done.getCount() > 0 && !caller.isInterrupted() && end - System.nanoTime() > 0) readOnce();
         } catch (SocketTimeoutException e) {
             // the thread of the dialer reads the answer
-        } catch (IOException | Json.InvalidException | RuntimeException | Error e) {
+        } catch (IOException | RuntimeException | Error e) {
             close(e);
-        } finally {
-            stopReading();
+        }
+    }
+
+    /** Ends the exclusive writing of a caller, and returns whether it may read. */
+    private boolean mayRead(Thread caller) {
+        try (var held = session.mutex.hold()) {
+            isWriting = false;
+            isDirect = false;
+            if (isReady()) session.outputChanged.signalAll();
+            boolean mayRead = !isReading && !address.isSecure() && !caller.isInterrupted();
+            if (mayRead && !caller.getThreadGroup().getName().equals("VirtualThreads")) {
+                isReading = true;
+                return true;
+            }
+            session.readerChanged.signalAll();
+            return false;
         }
     }
 
     /** Returns the next message. */
-    private Wire.Message next() throws IOException, Json.InvalidException {
+    private Wire.Message next() throws IOException {
         for (;;) {
             Optional<Wire.Message> message = buffered();
             if (message.isPresent()) return message.get();
@@ -224,7 +212,7 @@ final class Connection {
     }
 
     /** Returns the next message that was read completely. */
-    private Optional<Wire.Message> buffered() throws Json.InvalidException {
+    private Optional<Wire.Message> buffered() throws IOException {
         for (; searched < end; searched++) {
             if (buffer[searched] == '\n') {
                 int start = from;
@@ -302,9 +290,17 @@ final class Connection {
         }
     }
 
-    /** Begins or ends the waking of callers by the reader. */
-    void setWaking(boolean isBegin) {
-        isWaking = isBegin;
+    /** Ends a turn to read. The thread that has read wakes callers next if {@code wakes}. */
+    void endTurn(boolean wakes) {
+        isReading = false;
+        isReserved = wakes && !address.isSecure(); // a caller that is answered may make the next call, and read its answer
+        isWaking = wakes;
+        if (session.hasCalls() || failure.get() != null) session.readerChanged.signalAll();
+    }
+
+    /** Ends the waking of callers. */
+    void endWaking() {
+        isWaking = false;
         if (isReady()) session.outputChanged.signalAll();
     }
 
@@ -315,6 +311,7 @@ final class Connection {
         if (isOnly && call.isForeground && output.size() == 0 && !isWriting && call.line.length <= MAX_INLINE) {
             call.direct = this;
             isWriting = true;
+            isDirect = true;
             return;
         }
         boolean wasReady = isReady();

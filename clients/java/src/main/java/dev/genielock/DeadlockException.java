@@ -45,7 +45,4 @@ public final class DeadlockException extends GenieException {
 
     /** {@return the edges of the cycle} */
     public List<Wait> waits() { return waits; }
-
-    @Override
-    DeadlockException copy() { return new DeadlockException(id, cycle, waits); }
 }

@@ -114,7 +114,7 @@ final class Dialer {
         } catch (InterruptedException e) { // by stop
             Thread.currentThread().interrupt();
             conn.close(new IOException("the client is closed"));
-        } catch (IOException | Json.InvalidException | GenieException e) {
+        } catch (IOException | GenieException e) {
             conn.close(e);
         } catch (RuntimeException | Error e) { // for example no memory for a thread: the client connects again
             session.config.logger.log(Level.ERROR, "the client failed to handle a message", e);
@@ -255,7 +255,7 @@ final class Dialer {
                 try {
                     conn.handshake(endpoint.target);
                     reports.add(() -> onAccepted(conn));
-                } catch (IOException | Json.InvalidException | RuntimeException | Error e) {
+                } catch (IOException | RuntimeException | Error e) {
                     conn.close(e);
                 }
             });

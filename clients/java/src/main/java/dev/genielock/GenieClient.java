@@ -322,7 +322,7 @@ public final class GenieClient implements AutoCloseable {
             if (failure == null) {
                 complete(future, lock);
             } else {
-                lock.drop();
+                lock.drop(false);
                 future.completeExceptionally(failure);
             }
         });
@@ -330,7 +330,7 @@ public final class GenieClient implements AutoCloseable {
 
     private static void complete(CompletableFuture<Lock> future, Lock lock) {
         if (!future.complete(lock)) { // it was cancelled
-            lock.drop();
+            lock.drop(false);
         }
     }
 
@@ -393,7 +393,7 @@ public final class GenieClient implements AutoCloseable {
             try {
                 lock.extend(lock.timeout());
             } catch (InterruptedException | RuntimeException e) {
-                lock.drop();
+                lock.drop(false);
                 throw e;
             }
         }
@@ -659,7 +659,7 @@ public final class GenieClient implements AutoCloseable {
         var releases = new ArrayList<Call>();
         try (var held = session.mutex.hold()) {
             for (Lock lock : all) {
-                lock.sendRelease();
+                lock.sendRelease(false);
                 lock.end(lock.lostByClose(session.closedException()));
                 Optional.ofNullable(lock.release).ifPresent(releases::add);
             }

@@ -3,7 +3,7 @@ package dev.genielock;
 import java.util.Optional;
 
 /** A call has failed. The subclasses say how; their set is closed. */
-public abstract sealed class GenieException extends RuntimeException
+public abstract sealed class GenieException extends RuntimeException implements Cloneable
         permits QueueTimeoutException, DeadlockException, InsufficientException, LockLostException, LockEndedException,
                 RequestEndedException, RejectedException, UnavailableException, ClientClosedException {
     private static final long serialVersionUID = 1L;
@@ -11,7 +11,13 @@ public abstract sealed class GenieException extends RuntimeException
     GenieException(String message, Optional<Throwable> cause) { super(message, cause.orElse(null)); }
 
     /** Returns an equal exception with the stack of the caller, because this one was made by the thread that reads. */
-    abstract GenieException copy();
-
-    final Optional<Throwable> cause() { return Optional.ofNullable(getCause()); }
+    final GenieException copy() {
+        try {
+            var copy = (GenieException) clone();
+            copy.fillInStackTrace();
+            return copy;
+        } catch (CloneNotSupportedException e) {
+            throw new AssertionError(e); // it is Cloneable
+        }
+    }
 }

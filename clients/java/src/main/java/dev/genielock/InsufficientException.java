@@ -29,7 +29,4 @@ public final class InsufficientException extends GenieException {
 
     /** {@return the sum of the weights of the other resources} */
     public BigInteger locked() { return locked; }
-
-    @Override
-    InsufficientException copy() { return new InsufficientException(id, free, locked); }
 }

@@ -1,10 +1,10 @@
 package dev.genielock;
 
+import java.io.IOException;
 import java.math.BigInteger;
-import java.nio.ByteBuffer;
-import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -21,48 +21,58 @@ final class Json {
     /** Characters of a number. The time to convert a number grows with the square of its length. */
     private static final int MAX_NUMBER = 400;
 
+    private static final char REPLACEMENT = 0xfffd;
+    private static final char END = 0; // beyond the text, and invalid in it
     private static final int MAX_LONG_DIGITS = 18;
     private static final Pattern NUMBER = Pattern.compile("-?(0|[1-9]\\d*)(\\.\\d+)?([eE][+-]?\\d+)?");
 
-    private final byte[] text;
-    private final int end;
+    private final String text;
     private int at;
 
-    private Json(byte[] text, int from, int end) {
-        this.text = text;
-        this.at = from;
-        this.end = end;
-    }
+    private Json(String text) { this.text = text; }
 
     /** The text is not JSON in UTF-8, or exceeds a bound. */
-    static final class InvalidException extends Exception {
+    static final class InvalidException extends IOException {
         private static final long serialVersionUID = 1L;
 
         InvalidException(String message) { super(message); }
     }
 
     /** Decodes one value; nothing but whitespace follows it. */
-    static Object decode(byte[] text, int from, int end) throws InvalidException {
-        var json = new Json(text, from, end);
+    static Object decode(byte[] bytes, int from, int end) throws InvalidException {
+        var text = new String(bytes, from, end - from, StandardCharsets.UTF_8);
+        if (text.indexOf(REPLACEMENT) >= 0) { // it may stand for bytes that are not UTF-8
+            byte[] again = text.getBytes(StandardCharsets.UTF_8);
+            if (!Arrays.equals(again, 0, again.length, bytes, from, end)) throw new InvalidException("expected UTF-8");
+        }
+        var json = new Json(text);
         Object value = json.value(0);
-        json.skipSpace();
-        if (json.at < end) throw json.invalid("the end");
+        json.next();
+        if (json.at < text.length()) throw json.invalid("the end");
         return value;
     }
 
     private InvalidException invalid(String expected) {
-        return new InvalidException("expected " + expected + " at byte " + at);
+        return new InvalidException("expected " + expected + " at character " + at);
     }
 
-    private void skipSpace() {
-        while (at < end && (text[at] == ' ' || text[at] == '\t' || text[at] == '\r' || text[at] == '\n')) at++;
+    private char peek() { return at < text.length() ? text.charAt(at) : END; }
+
+    /** Skips whitespace, and returns the next character, which is not taken. */
+    private char next() {
+        while (peek() == ' ' || peek() == '\t' || peek() == '\r' || peek() == '\n') at++;
+        return peek();
     }
 
-    private int peek() { return at < end ? text[at] : -1; }
+    /** Takes the next character if it is this one. */
+    private boolean takes(char expected) {
+        if (next() != expected) return false;
+        at++;
+        return true;
+    }
 
     private Object value(int depth) throws InvalidException {
-        skipSpace();
-        return switch (peek()) {
+        return switch (next()) {
             case '{' -> object(depth);
             case '[' -> list(depth);
             case '"' -> string();
@@ -74,35 +84,33 @@ final class Json {
     }
 
     private Object literal(String word, Object value) throws InvalidException {
-        for (int i = 0; i < word.length(); i++, at++) {
-            if (peek() != word.charAt(i)) throw invalid(word);
-        }
+        if (!text.startsWith(word, at)) throw invalid(word);
+        at += word.length();
         return value;
     }
 
     private Map<String, Object> object(int depth) throws InvalidException {
         enter(depth);
         var object = new HashMap<String, Object>();
-        if (closes('}')) return object;
+        if (takes('}')) return object;
         do {
-            skipSpace();
-            if (peek() != '"') throw invalid("a key");
+            if (next() != '"') throw invalid("a key");
             String key = string();
-            skipSpace();
-            if (peek() != ':') throw invalid("a colon");
-            at++;
+            if (!takes(':')) throw invalid("a colon");
             object.put(key, value(depth + 1));
-        } while (continues('}'));
+        } while (takes(','));
+        if (!takes('}')) throw invalid("a comma or }");
         return object;
     }
 
     private List<Object> list(int depth) throws InvalidException {
         enter(depth);
         var list = new ArrayList<Object>();
-        if (closes(']')) return list;
+        if (takes(']')) return list;
         do {
             list.add(value(depth + 1));
-        } while (continues(']'));
+        } while (takes(','));
+        if (!takes(']')) throw invalid("a comma or ]");
         return list;
     }
 
@@ -111,107 +119,52 @@ final class Json {
         if (depth >= MAX_DEPTH) throw invalid("at most " + MAX_DEPTH + " levels");
     }
 
-    private boolean closes(char bracket) {
-        skipSpace();
-        if (peek() != bracket) return false;
-        at++;
-        return true;
-    }
-
-    private boolean continues(char bracket) throws InvalidException {
-        if (closes(bracket)) return false;
-        if (peek() != ',') throw invalid("a comma or " + bracket);
-        at++;
-        return true;
-    }
-
     private Object number() throws InvalidException {
         int start = at;
-        boolean isNegative = peek() == '-';
-        at += isNegative ? 1 : 0;
-        long value = 0;
-        for (int c = peek(); c >= '0' && c <= '9'; c = peek()) {
-            value = value * 10 + c - '0'; // what overflows is decoded again
-            at++;
-        }
-        int digits = at - start - (isNegative ? 1 : 0);
-        boolean isCanonical = digits > 0 && (digits == 1 || text[at - digits] != '0');
-        boolean isInteger = peek() != '.' && peek() != 'e' && peek() != 'E';
-        if (isCanonical && isInteger && digits <= MAX_LONG_DIGITS) return isNegative ? -value : value;
-        while (at < end && "+-.eE0123456789".indexOf(text[at]) >= 0) at++;
-        String number = new String(text, start, at - start, StandardCharsets.ISO_8859_1);
-        if (number.length() > MAX_NUMBER || !NUMBER.matcher(number).matches()) throw invalid("a value");
-        if (!isInteger) return Double.valueOf(number);
+        while ("+-.eE0123456789".indexOf(peek()) >= 0) at++;
+        int length = at - start;
+        if (length <= MAX_LONG_DIGITS && isCanonical(start)) return Long.parseLong(text, start, at, 10);
+        String number = text.substring(start, at);
+        if (length > MAX_NUMBER || !NUMBER.matcher(number).matches()) throw invalid("a value");
+        if (!number.matches("-?\\d+")) return Double.valueOf(number);
         var big = new BigInteger(number);
         return big.bitLength() < Long.SIZE ? (Object) big.longValue() : big;
     }
 
+    /** Returns whether the number that ends at {@code at} has digits only, and no leading zero. */
+    private boolean isCanonical(int start) {
+        for (int i = start; i < at; i++) {
+            if (text.charAt(i) < '0' || text.charAt(i) > '9') return false;
+        }
+        return at == start + 1 || at > start && text.charAt(start) != '0';
+    }
+
     private String string() throws InvalidException {
-        int start = ++at;
-        boolean isAscii = true;
-        for (; at < end; at++) {
-            byte b = text[at];
-            if (b == '"') {
-                String string = isAscii ? new String(text, start, at - start, StandardCharsets.ISO_8859_1) : utf8(start);
-                at++;
-                return string;
+        int plain = ++at; // where the characters begin that were not copied
+        StringBuilder unescaped = null; // until the first escape
+        for (;; at++) {
+            char c = peek();
+            if (c == '"') {
+                String rest = text.substring(plain, at++);
+                return unescaped == null ? rest : unescaped.append(rest).toString();
             }
-            if (b == '\\') return escaped(start);
-            if (b >= 0 && b < ' ') throw invalid("no control character");
-            isAscii &= b >= 0;
-        }
-        throw invalid("a quotation mark");
-    }
-
-    private String utf8(int start) throws InvalidException {
-        try {
-            return StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(text, start, at - start)).toString();
-        } catch (CharacterCodingException e) {
-            throw invalid("UTF-8");
-        }
-    }
-
-    /** Decodes a string with escapes. {@code at} is at the first of them. */
-    private String escaped(int start) throws InvalidException {
-        var string = new StringBuilder(utf8(start));
-        int plain = at;
-        for (; at < end; at++) {
-            byte b = text[at];
-            if (b != '"' && b != '\\') {
-                if (b >= 0 && b < ' ') throw invalid("no control character");
-                continue;
+            if (c < ' ') throw invalid("a quotation mark, and no control character");
+            if (c == '\\') {
+                unescaped = unescaped == null ? new StringBuilder() : unescaped;
+                unescaped.append(text, plain, at++).append(escape());
+                plain = at + 1;
             }
-            string.append(utf8(plain));
-            at++;
-            if (b == '"') return string.toString();
-            string.append(escape());
-            plain = at + 1;
         }
-        throw invalid("a quotation mark");
     }
 
     private char escape() throws InvalidException {
-        return switch (peek()) {
-            case '"', '\\', '/' -> (char) text[at];
-            case 'b' -> '\b';
-            case 'f' -> '\f';
-            case 'n' -> '\n';
-            case 'r' -> '\r';
-            case 't' -> '\t';
-            case 'u' -> unicode();
-            default -> throw invalid("an escape");
-        };
-    }
-
-    private char unicode() throws InvalidException {
-        int unit = 0;
-        for (int i = 0; i < 4; i++) {
-            at++;
-            int digit = Character.digit(peek(), 16);
-            if (digit < 0) throw invalid("a hexadecimal digit");
-            unit = unit * 16 + digit;
-        }
-        return (char) unit;
+        int index = "\"\\/bfnrt".indexOf(peek());
+        if (index >= 0) return "\"\\/\b\f\n\r\t".charAt(index);
+        if (peek() != 'u') throw invalid("an escape");
+        String digits = text.substring(at + 1, Math.min(at + 5, text.length()));
+        if (!digits.matches("[0-9a-fA-F]{4}")) throw invalid("four hexadecimal digits");
+        at += 4;
+        return (char) Integer.parseInt(digits, 16);
     }
 
     /** Encodes a value of the protocol: no fraction is lost, and no text is changed. */

@@ -179,7 +179,7 @@ public final class Lock implements AutoCloseable {
     public CompletableFuture<Void> releaseAsync() {
         var future = new CompletableFuture<Void>();
         try (var held = session.mutex.hold()) {
-            Optional<Call> call = drop();
+            Optional<Call> call = drop(false);
             if (call.isPresent() && session.isOpen(call.get())) {
                 Call sent = call.get();
                 sent.addListener(() -> Async.complete(future, () -> {
@@ -257,12 +257,9 @@ public final class Lock implements AutoCloseable {
 
     /**
      * Ends the lock for its holder, and releases it if the server may hold it. Returns the release, or nothing if the lock had ended
-     * before.
+     * before. {@code isForeground}: the caller waits for the answer next.
      */
-    Optional<Call> drop() { return drop(false); }
-
-    /** As {@link #drop()}. {@code isForeground}: the caller waits for the answer next. */
-    private Optional<Call> drop(boolean isForeground) {
+    Optional<Call> drop(boolean isForeground) {
         try (var held = session.mutex.hold()) {
             check();
             sendRelease(isForeground);
@@ -344,7 +341,7 @@ public final class Lock implements AutoCloseable {
             boolean hasLeaseEnded = options.releasesOnDisconnect() && leaseEnd() < expiresAt;
             end(lost(hasLeaseEnded ? LockLostException.DISCONNECTED : LockLostException.TRANSACTION_TIMEOUT));
             if (hasLeaseEnded || shortenedBy != null) { // the server may hold the lock for longer
-                sendRelease();
+                sendRelease(false);
             }
         }
         return ended == null;
@@ -376,10 +373,8 @@ public final class Lock implements AutoCloseable {
         });
     }
 
-    /** Releases the lock at the server, if the server may hold it and no release was sent. */
-    void sendRelease() { sendRelease(false); }
-
-    private void sendRelease(boolean isForeground) {
+    /** Releases the lock at the server, if the server may hold it and no release was sent. {@code isForeground}: as {@link #drop}. */
+    void sendRelease(boolean isForeground) {
         if (release == null && !isDetached() && session.locks.get(id) == this) release = session.sendRelease(id, this, isForeground);
     }
 
@@ -421,7 +416,7 @@ public final class Lock implements AutoCloseable {
     void onReported(Connection conn, Wire.Message message) {
         confirmedOn = conn;
         if (ended != null) { // by this client's clock, or it is detached
-            sendRelease();
+            sendRelease(false);
         } else if (message.expiresIn().isPresent()) {
             hold(conn.helloAt, Wire.nanos(message.expiresIn().get()));
         }
@@ -430,7 +425,7 @@ public final class Lock implements AutoCloseable {
     /** Handles the answer to an extend. */
     void onExtended(Call call) {
         if (ended != null) { // by this client's clock
-            sendRelease();
+            sendRelease(false);
         } else {
             timeoutMs = call.transactionTimeoutMs();
             shortenedBy = null;
@@ -463,7 +458,7 @@ public final class Lock implements AutoCloseable {
         if (confirmedOn != conn && isDetached()) {
             session.locks.remove(id, this);
         } else if (confirmedOn != conn && release == null) { // it is lost, but the server may hold it without a session
-            sendRelease();
+            sendRelease(false);
             end(lost(LockLostException.LOST));
         } else if (confirmedOn == conn && options.hasWatchdog()) { // the last extension may have been lost
             renewAt = session.clock.now();

@@ -7,7 +7,4 @@ public final class LockEndedException extends GenieException {
     private static final long serialVersionUID = 1L;
 
     LockEndedException(String message) { super(message, Optional.empty()); }
-
-    @Override
-    LockEndedException copy() { return new LockEndedException(getMessage()); }
 }

@@ -47,7 +47,4 @@ public final class LockLostException extends GenieException {
 
     /** {@return whether the transaction timeout has passed} */
     public boolean isTransactionTimeout() { return reason.equals(TRANSACTION_TIMEOUT); }
-
-    @Override
-    LockLostException copy() { return new LockLostException(id, reason, cause()); }
 }

@@ -3,6 +3,7 @@ package dev.genielock;
 import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
+import java.util.stream.Collectors;
 
 /** A request was not granted within its queue timeout. */
 public final class QueueTimeoutException extends GenieException {
@@ -25,14 +26,10 @@ public final class QueueTimeoutException extends GenieException {
     }
 
     private static String text(long id, Duration waited, List<Blocker> blockers, int blockersTotal) {
-        var text = new StringBuilder("request " + id + " was not granted within " + waited.toMillis() + " ms");
-        String separator = ": ";
-        for (Blocker blocker : blockers) {
-            text.append(separator).append(blocker);
-            separator = ", ";
-        }
+        String list = blockers.stream().map(Blocker::toString).collect(Collectors.joining(", "));
+        String text = "request " + id + " was not granted within " + waited.toMillis() + " ms" + (list.isEmpty() ? "" : ": " + list);
         int rest = blockersTotal - blockers.size();
-        return rest > 0 ? text + " and " + rest + " more" : text.toString();
+        return rest > 0 ? text + " and " + rest + " more" : text;
     }
 
     /** {@return the id of the request} */
@@ -46,7 +43,4 @@ public final class QueueTimeoutException extends GenieException {
 
     /** {@return the number of all blockers; from 1,000 on a lower bound} */
     public int blockersTotal() { return blockersTotal; }
-
-    @Override
-    QueueTimeoutException copy() { return new QueueTimeoutException(id, waited, blockers, blockersTotal); }
 }

@@ -34,7 +34,4 @@ public final class RejectedException extends GenieException {
     boolean isFinal() {
         return code.equals("unauthorized") || code.equals("unknown-namespace") || code.equals("unsupported-protocol");
     }
-
-    @Override
-    RejectedException copy() { return new RejectedException(code, detail, leader); }
 }

@@ -25,7 +25,4 @@ public final class RequestEndedException extends GenieException {
 
     /** {@return the reason of the server; {@code success} if another client has released the request} */
     public String reason() { return reason; }
-
-    @Override
-    RequestEndedException copy() { return new RequestEndedException(id, reason); }
 }

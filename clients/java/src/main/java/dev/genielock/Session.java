@@ -138,13 +138,14 @@ final class Session {
     /** Waits until a call has ended, or for the limit. If the call is the only one, the caller writes it, and reads its answer. */
     private void waitFor(Call call, long limit) throws InterruptedException {
         long end = System.nanoTime() + limit; // it may overflow: only the difference counts
-        Connection direct;
-        try (var held = mutex.hold()) {
-            call.isForeground = false;
-            direct = call.direct;
-            call.direct = null;
+        if (call.direct != null) {
+            Connection direct;
+            try (var held = mutex.hold()) { // another thread may wait for the same release
+                direct = call.direct;
+                call.direct = null;
+            }
+            if (direct != null) direct.exchange(call, limit);
         }
-        if (direct != null) direct.exchange(call, limit);
         call.done.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
     }
 
@@ -204,7 +205,7 @@ final class Session {
         } catch (InterruptedException e) {
             isInterrupted = true;
         }
-        Optional<GenieException> failure = giveUp(call);
+        Optional<GenieException> failure = call.done.getCount() == 0 ? Optional.empty() : giveUp(call);
         if (failure.isPresent()) {
             if (isInterrupted) throw new InterruptedException();
             throw failure.get();
@@ -250,6 +251,7 @@ final class Session {
     private void send(Call call) {
         calls.put(call.ref, call);
         if (connection != null) write(call);
+        call.isForeground = false; // later, nothing is left to its caller
     }
 
     Call sendBackground(String name) { return sendBackground(name, Wire.fields(), null); }
@@ -410,7 +412,7 @@ final class Session {
         } finally {
             List<Call> woken = finished;
             finished = null;
-            conn.setWaking(!woken.isEmpty());
+            conn.endTurn(!woken.isEmpty());
             mutex.unlock();
             if (!woken.isEmpty()) wake(conn, woken);
         }
@@ -420,7 +422,7 @@ final class Session {
     private void wake(Connection conn, List<Call> calls) {
         calls.forEach(Call::wake);
         try (var held = mutex.hold()) {
-            conn.setWaking(false);
+            conn.endWaking();
         }
     }
 
@@ -431,7 +433,7 @@ final class Session {
         if (call != null) renewLease(call.sentAt);
         boolean isUnavailable = message.text("code").equals("unavailable");
         if (isUp && !isUnavailable) failedRounds = 0; // the server executes commands
-        switch (message.command) {
+        switch (message.command()) {
             case "locked" -> onLocked(conn, call, message);
             case "released" -> onReleased(call, message);
             case "error" -> {
@@ -493,7 +495,7 @@ final class Session {
     /** Handles any other answer to a command. */
     private void onAnswer(Call call, Wire.Message message) {
         if (call == null) {
-            warn("the answer {0} was ignored, because its ref is not known: {1}", message.command, message.text("ref"));
+            warn("the answer {0} was ignored, because its ref is not known: {1}", message.command(), message.text("ref"));
         } else if (call.isExtend()) {
             call.lock.onExtended(call);
         } else {

@@ -97,7 +97,7 @@ public final class Transaction {
             isEnded = true;
             all = List.copyOf(locks);
         }
-        all.forEach(Lock::drop); // together, before the first wait
+        all.forEach(lock -> lock.drop(false)); // together, before the first wait
         long end = System.nanoTime() + client.responseTimeout();
         Optional<LockLostException> lost = Optional.empty();
         for (Lock lock : all) {
@@ -129,7 +129,7 @@ public final class Transaction {
         Lock lock = client.acquire(options, list);
         try (var held = mutex.hold()) {
             if (isEnded) {
-                lock.drop();
+                lock.drop(false);
                 throw new LockEndedException("the transaction has ended");
             }
             locks.add(lock);

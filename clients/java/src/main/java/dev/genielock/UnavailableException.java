@@ -10,7 +10,4 @@ public final class UnavailableException extends GenieException {
     private static final long serialVersionUID = 1L;
 
     UnavailableException(Throwable cause) { super("no server is available: " + cause.getMessage(), Optional.of(cause)); }
-
-    @Override
-    UnavailableException copy() { return new UnavailableException(getCause()); }
 }

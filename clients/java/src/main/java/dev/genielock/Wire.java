@@ -1,11 +1,11 @@
 package dev.genielock;
 
+import java.io.IOException;
 import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.time.Instant;
-import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -59,18 +59,10 @@ final class Wire {
 
     static Duration duration(double ms) { return Duration.ofNanos(nanos(ms)); }
 
-    /** A message of the server. A field of another type than expected counts as missing. */
-    static final class Message {
-        final String command;
-        final Map<?, ?> fields;
-
-        private Message(String command, Map<?, ?> fields) {
-            this.command = command;
-            this.fields = fields;
-        }
-
+    /** A message of the server, or an object in it, which has no command. A field of another type than expected counts as missing. */
+    record Message(String command, Map<?, ?> fields) {
         /** Decodes a line. Returns nothing for JSON that is no message, as a newer server may send. */
-        static Optional<Message> decode(byte[] text, int from, int end) throws Json.InvalidException {
+        static Optional<Message> decode(byte[] text, int from, int end) throws IOException {
             if (Json.decode(text, from, end) instanceof Map<?, ?> object && object.get("command") instanceof String command
                     && object.get("payload") instanceof Map<?, ?> fields) {
                 return Optional.of(new Message(command, fields));
@@ -78,35 +70,34 @@ final class Wire {
             return Optional.empty();
         }
 
-        long id() { return Wire.integer(fields, "id"); }
+        long id() { return integer("id"); }
 
-        String text(String name) { return Wire.text(fields, name).orElse(""); }
+        String text(String name) { return fields.get(name) instanceof String text ? text : ""; }
 
-        long integer(String name) { return Wire.integer(fields, name); }
+        /** Returns a text that may be missing. */
+        private Optional<String> optional(String name) {
+            return fields.get(name) instanceof String text ? Optional.of(text) : Optional.empty();
+        }
 
-        double number(String name) { return Wire.number(fields, name).orElse(0.0); }
+        long integer(String name) { return fields.get(name) instanceof Number number ? number.longValue() : 0; }
+
+        private int count(String name) { return (int) integer(name); }
+
+        double number(String name) { return fields.get(name) instanceof Number number ? number.doubleValue() : 0; }
 
         boolean isTrue(String name) { return Boolean.TRUE.equals(fields.get(name)); }
 
-        Optional<Double> expiresIn() { return Wire.number(fields, "expiresIn"); }
+        /** Returns the time in ms until the end. */
+        Optional<Double> expiresIn() {
+            return fields.get("expiresIn") instanceof Number number ? Optional.of(number.doubleValue()) : Optional.empty();
+        }
 
-        List<String> texts(String name) { return Wire.texts(fields, name); }
+        private List<?> list(String name) { return fields.get(name) instanceof List<?> list ? list : List.of(); }
 
-        /** Returns the error that the server has sent. */
-        RejectedException rejection() { return new RejectedException(text("code"), text("message"), text("leader")); }
+        List<String> texts(String name) { return list(name).stream().map(String::valueOf).toList(); }
 
-        /** Returns the error for the end of a request. */
-        GenieException notGranted() {
-            String reason = text("reason");
-            return switch (reason) {
-                case "queue-timeout" -> new QueueTimeoutException(id(), duration(number("waited")), blockers(fields),
-                        (int) integer("blockersTotal"));
-                case "deadlock" -> new DeadlockException(id(), texts("cycle"), rows(fields, "waits", Wire::edge));
-                case "insufficient" -> new InsufficientException(id(), big("free"), big("locked"));
-                // Granted and timed out while there was no connection.
-                case LockLostException.TRANSACTION_TIMEOUT -> new LockLostException(id(), reason, Optional.empty());
-                default -> new RequestEndedException(id(), reason);
-            };
+        private <T> List<T> rows(String name, Function<Message, T> decode) {
+            return list(name).stream().filter(Map.class::isInstance).map(row -> decode.apply(new Message("", (Map<?, ?>) row))).toList();
         }
 
         private BigInteger big(String name) {
@@ -118,72 +109,55 @@ final class Wire {
             }
         }
 
+        private Instant since() {
+            long micros = Math.round(number("since") * 1e3);
+            return Instant.ofEpochSecond(Math.floorDiv(micros, MICROS_PER_S), Math.floorMod(micros, MICROS_PER_S) * 1000);
+        }
+
+        /** Returns the error that the server has sent. */
+        RejectedException rejection() { return new RejectedException(text("code"), text("message"), text("leader")); }
+
+        /** Returns the error for the end of a request. */
+        GenieException notGranted() {
+            String reason = text("reason");
+            return switch (reason) {
+                case "queue-timeout" -> new QueueTimeoutException(id(), duration(number("waited")), blockers(), count("blockersTotal"));
+                case "deadlock" -> new DeadlockException(id(), texts("cycle"), rows("waits", Message::edge));
+                case "insufficient" -> new InsufficientException(id(), big("free"), big("locked"));
+                // Granted and timed out while there was no connection.
+                case LockLostException.TRANSACTION_TIMEOUT -> new LockLostException(id(), reason, Optional.empty());
+                default -> new RequestEndedException(id(), reason);
+            };
+        }
+
+        private List<Blocker> blockers() {
+            return rows("blockers", row -> new Blocker(row.id(), row.text("resource"), row.text("mode"), row.count("units"),
+                    row.count("of"), row.text("state"), row.since(), row.optional("transactionName"), row.optional("note"),
+                    row.optional("traceparent")));
+        }
+
+        private DeadlockException.Wait edge() {
+            return new DeadlockException.Wait(text("resource"), integer("waiter"), integer("holder"), count("units"), count("of"),
+                    optional("note"), optional("traceparent"));
+        }
+
         Inspection inspection() {
-            return new Inspection(rows(fields, "holders", Wire::request), (int) integer("holdersTotal"),
-                    rows(fields, "queue", Wire::request), (int) integer("queueTotal"));
+            return new Inspection(rows("holders", Message::request), count("holdersTotal"), rows("queue", Message::request),
+                    count("queueTotal"));
         }
 
-        List<Change> held() { return rows(fields, "held", row -> Wire.change(row, "locked")); }
-
-        Change change() { return Wire.change(fields, text("state")); }
-    }
-
-    private static Optional<String> text(Map<?, ?> fields, String name) {
-        return fields.get(name) instanceof String text ? Optional.of(text) : Optional.empty();
-    }
-
-    private static long integer(Map<?, ?> fields, String name) {
-        return fields.get(name) instanceof Number number ? number.longValue() : 0;
-    }
-
-    private static Optional<Double> number(Map<?, ?> fields, String name) {
-        return fields.get(name) instanceof Number number ? Optional.of(number.doubleValue()) : Optional.empty();
-    }
-
-    private static List<String> texts(Map<?, ?> fields, String name) {
-        var texts = new ArrayList<String>();
-        if (fields.get(name) instanceof List<?> list) {
-            for (Object item : list) texts.add(String.valueOf(item));
+        private Inspection.Request request() {
+            return new Inspection.Request(id(), texts("resources"), count("resourcesTotal"), number("priority"), since(),
+                    expiresIn().map(Wire::duration), optional("transactionName"), optional("note"), optional("traceparent"),
+                    integer("fence"), blockers(), count("blockersTotal"));
         }
-        return List.copyOf(texts);
-    }
 
-    private static <T> List<T> rows(Map<?, ?> fields, String name, Function<Map<?, ?>, T> decode) {
-        var rows = new ArrayList<T>();
-        if (fields.get(name) instanceof List<?> list) {
-            for (Object item : list) {
-                if (item instanceof Map<?, ?> row) rows.add(decode.apply(row));
-            }
+        List<Change> held() { return rows("held", row -> row.change("locked")); }
+
+        Change change() { return change(text("state")); }
+
+        private Change change(String state) {
+            return new Change(state, text("resource"), text("mode"), count("units"), count("of"), id(), optional("transactionName"), false);
         }
-        return List.copyOf(rows);
-    }
-
-    private static Instant since(Map<?, ?> row) {
-        long micros = Math.round(number(row, "since").orElse(0.0) * 1e3);
-        return Instant.ofEpochSecond(Math.floorDiv(micros, MICROS_PER_S), Math.floorMod(micros, MICROS_PER_S) * 1000);
-    }
-
-    private static List<Blocker> blockers(Map<?, ?> fields) {
-        return rows(fields, "blockers", row -> new Blocker(integer(row, "id"), text(row, "resource").orElse(""),
-                text(row, "mode").orElse(""), (int) integer(row, "units"), (int) integer(row, "of"),
-                text(row, "state").orElse(""), since(row), text(row, "transactionName"), text(row, "note"),
-                text(row, "traceparent")));
-    }
-
-    private static DeadlockException.Wait edge(Map<?, ?> row) {
-        return new DeadlockException.Wait(text(row, "resource").orElse(""), integer(row, "waiter"), integer(row, "holder"),
-                (int) integer(row, "units"), (int) integer(row, "of"), text(row, "note"), text(row, "traceparent"));
-    }
-
-    private static Inspection.Request request(Map<?, ?> row) {
-        return new Inspection.Request(integer(row, "id"), texts(row, "resources"), (int) integer(row, "resourcesTotal"),
-                number(row, "priority").orElse(0.0), since(row), number(row, "expiresIn").map(Wire::duration),
-                text(row, "transactionName"), text(row, "note"), text(row, "traceparent"), integer(row, "fence"), blockers(row),
-                (int) integer(row, "blockersTotal"));
-    }
-
-    private static Change change(Map<?, ?> row, String state) {
-        return new Change(state, text(row, "resource").orElse(""), text(row, "mode").orElse(""), (int) integer(row, "units"),
-                (int) integer(row, "of"), integer(row, "id"), text(row, "transactionName"), false);
     }
 }
