@@ -107,8 +107,8 @@ class Server:
         """The bound socket, until the server stops."""
         self._address_lock: socket.socket | None = None
         """Keeps other servers that are starting from binding the same address."""
-        self._listener: asyncio.Server | TlsListener[Connection] | None = None
-        """Accepts connections. None before the start."""
+        self._listener: list[asyncio.Server] | TlsListener[Connection] = []
+        """Accepts connections, without TLS one for each duplicate of the socket. Empty before the start."""
         self._stopped = asyncio.Event()
         """Set by SIGTERM, SIGINT or the failure of a namespace, so that the server stops."""
         self._failure: BaseException | None = None
@@ -211,16 +211,17 @@ class Server:
             self._listener = listener = TlsListener(self.tls, self.connections, self._make_connection)
             listener.listen(sock, BACKLOG)
         else:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._make_connection, sock=sock, backlog=BACKLOG
-            )
+            loop, self._listener = asyncio.get_running_loop(), []
+            for each in self._machine.listening_sockets(sock):
+                self._listener.append(await loop.create_server(self._make_connection, sock=each, backlog=BACKLOG))
 
     async def _close_listener(self) -> None:
         """Accept no further connections. Open connections stay."""
         if isinstance(self._listener, TlsListener):
             await self._listener.close()
-        elif self._listener is not None:
-            self._listener.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
+        else:
+            for server in self._listener:
+                server.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
 
     async def _start_namespaces(self, node: Node) -> None:
         """Start all namespaces, and wait until one namespace knows its leader.

@@ -15,6 +15,10 @@ RECEIVE_BUFFER_BYTES = 16 << 10
 queued before reading is paused. The usual buffer of some MiB would let thousands of connections exceed every bound in one
 iteration of the event loop."""
 
+ACCEPTS_PER_ITERATION = 8
+"""Number of connections that are accepted in an iteration of the event loop. While clients keep the server busy, an iteration takes
+5 ms. Then other clients would wait long after a failover, or after one client has opened thousands of connections."""
+
 GC_THRESHOLD = (10_000, 2, 30_000)
 """Thresholds of the garbage collector, so high that it rarely reads everything. Requests create no reference cycles, so the
 collector would find almost nothing. With Python's defaults, loading a million locks takes twice as long. A collection of the
@@ -40,6 +44,10 @@ class Machine:
             raise
         sock.setblocking(False)
         return sock
+
+    def listening_sockets(self, sock: socket.socket) -> list[socket.socket]:
+        """Return a bound socket, and duplicates of it. An event loop may accept only one connection of each in an iteration."""
+        return [sock, *[sock.dup() for _ in range(ACCEPTS_PER_ITERATION - 1)]]
 
     def lock_address(self, address: tuple[str, int]) -> socket.socket | None:
         """Lock an address against other servers that are starting, and return the lock. Raises OSError if it is locked.

@@ -7,7 +7,11 @@ import signal
 import socket
 
 import orjson
+import pytest
+import uvloop
 
+from genie.config import Settings
+from genie.server.app import Server
 from genie.server.machine import RECEIVE_BUFFER_BYTES, Machine
 from support.network.wire import Wire
 from support.processes.servers import WAIT_S, running_redis, running_server
@@ -211,3 +215,25 @@ async def test_one_read_of_a_connection_is_small() -> None:
     listening.listen()
     with listening, socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * RECEIVE_BUFFER_BYTES
+
+
+def test_connections_that_arrive_together_are_accepted_in_few_iterations_of_the_event_loop() -> None:
+    """While clients keep the server busy, an iteration takes 5 ms, and the event loop accepts one connection of a socket in it."""
+
+    async def accept() -> None:
+        server = Server(Settings(port=0))
+        address = await server.start()
+        clients = [socket.create_connection(address) for _ in range(64)]
+        iterations = 0
+        while len(server.connections) < len(clients):
+            await asyncio.sleep(0)
+            iterations += 1
+        for client in clients:
+            client.close()
+        await server.stop()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        assert iterations <= len(clients) // 2
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(accept(), WAIT_S))

@@ -39,6 +39,10 @@ class SimMachine(SharedProcess):
     def __init__(self, boot_id: str) -> None:
         self._boot_id = boot_id
 
+    def listening_sockets(self, sock: socket.socket) -> list[socket.socket]:
+        """Return only the socket: the simulated event loop accepts all connections at once."""
+        return [sock]
+
     def bind(self, host: str, port: int) -> socket.socket:
         return cast("socket.socket", SimSocket((host, port)))
 
