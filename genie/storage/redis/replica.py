@@ -25,6 +25,10 @@ from genie.tasks import closing
 MAX_PENDING_IDS = 2_000
 """How many ids may have an undecoded record. Applying 2,000 records takes a few hundredths of a second."""
 
+MAX_PENDING_BYTES = 256 << 10
+"""How many bytes of batches may be undecoded. Records of locks with thousands of names are few and take long to apply: about 25,000
+short names have this size. The last batch may exceed it."""
+
 
 class LazyReplica:
     """A state machine, and the undecoded records of later log entries.
@@ -38,17 +42,20 @@ class LazyReplica:
         self._decoder = RecordDecoder()
         self._pending: dict[bytes, bytes] = {}
         """The last encoded record of each id that is not applied to the state machine yet. An empty record deletes the id."""
+        self._pending_bytes = 0
+        """Bytes of the batches that are not applied yet, with the records that later ones have replaced."""
         self._encoded_counters = b""
         """The encoded counters of the last batch. Empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> None:
         """Add the records of one batch without decoding them.
 
-        If more than `MAX_PENDING_IDS` ids are pending, apply all records.
+        If more than `MAX_PENDING_IDS` ids, or more than `MAX_PENDING_BYTES`, are pending, apply all records.
         """
         self._pending |= entry.records
+        self._pending_bytes += entry.size
         self._encoded_counters = entry.counters
-        if len(self._pending) > MAX_PENDING_IDS:
+        if len(self._pending) > MAX_PENDING_IDS or self._pending_bytes > MAX_PENDING_BYTES:
             self._apply_pending()
 
     def state_machine(self) -> StateMachine:
@@ -62,7 +69,7 @@ class LazyReplica:
 
         An id that was added and deleted again while pending is not in the state, so its deletion is left out.
         """
-        pending, self._pending = self._pending, {}
+        pending, self._pending, self._pending_bytes = self._pending, {}, 0
         batch = decode_counters(self._encoded_counters)
         self._encoded_counters = b""
         batch.changes = {

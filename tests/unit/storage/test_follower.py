@@ -11,6 +11,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from genie.core import Request, State
 from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.election import LeadershipBalancer
@@ -18,6 +19,7 @@ from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import BatchCommitted, EpochHistory, EpochStarted, LogEntry, LogReader, Position
 from genie.storage.redis.outage import OutageLog
+from genie.storage.redis.records import encode_batch, encode_changes, split_batch
 from genie.storage.redis.replica import LazyReplica, PriorLeadership, Snapshot
 from genie.storage.redis.url import Address
 from genie.storage.store import Batch, Node, StateMachine
@@ -414,3 +416,27 @@ class ScriptedReader(LogReader):
 
     async def read(self, wait_ms: int | None) -> list[LogEntry]:  # noqa: ARG002
         return []
+
+
+def test_a_replica_applies_records_of_many_names_before_many_are_pending() -> None:
+    """Each record has thousands of names, so that 2,000 of them would take seconds."""
+    machine, applied = StateMachine(), list[int]()
+    apply_now = machine.apply
+
+    def count_names(batch: Batch) -> None:
+        applied.append(sum(len(each.names()) for each in batch.changes.values() if isinstance(each, Request)))
+        apply_now(batch)
+
+    machine.apply = count_names  # type: ignore[method-assign]
+    replica = LazyReplica(machine)
+    for id_ in range(1, 41):
+        request = Request((), tuple(f"{id_}/{name}" for name in range(5_000)), transaction_timeout_ms=1e9)
+        request.id, request.owner, request.state, request.fence = id_, id_, State.HELD, id_
+        request.since, request.since_unix_ms, request.deadline = 0.0, 0.0, 1
+        batch = Batch({id_: request}, id_ + 1, id_ + 1, 0.0)
+        encoded = encode_batch(batch, encode_changes(batch.changes))
+        replica.append(BatchCommitted((1, id_), *split_batch(encoded), len(encoded), resigned=False))
+    assert len(applied) > 5
+    assert max(applied) <= 50_000
+    assert len(replica.state_machine().manager.table.held) == 40
+    assert sum(applied) == 40 * 5_000
