@@ -1,18 +1,38 @@
-"""JSON encoding and decoding. No other module of the protocol imports the JSON library."""
+"""JSON encoding and decoding without types. No other module of the protocol imports orjson."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 
 Fragment = orjson.Fragment
 """A part of a message that is already encoded as JSON."""
+_MALFORMED = "JSON is malformed: "
 
 
 def loads(line: bytes) -> Any:
     """Decode JSON. Raises ValueError if it is not strict JSON: NaN, invalid UTF-8 and lone surrogates are invalid."""
     return orjson.loads(line)
+
+
+def malformed_reason(error: Exception) -> str | None:
+    """Return why msgspec takes JSON for malformed, with the position. Return None for its other errors."""
+    reason = str(error)
+    return reason.removeprefix(_MALFORMED) if reason.startswith(_MALFORMED) else None
+
+
+def explain_malformed(line: bytes, error: ValueError) -> str:
+    """Return why a line that `loads` rejects with `error` is not strict JSON.
+
+    If possible, the text is that of msgspec, as for a line that a typed decoder rejects.
+    """
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as found:
+        return malformed_reason(found) or str(error)
+    return str(error)
 
 
 def dumps(value: Any) -> bytes:

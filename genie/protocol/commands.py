@@ -179,9 +179,9 @@ def read(line: bytes) -> WireCommand:
     except _NeedsLongDecoding:
         pass
     except _DECODE_ERRORS as error:
-        reason = str(error)
-        if reason.startswith("JSON is malformed"):  # this error names the position: no second decoding is needed
-            raise diagnostics.bad_json(reason.removeprefix("JSON is malformed: ")) from None
+        reason = codec.malformed_reason(error)
+        if reason is not None:  # it names the position: no second decoding is needed
+            raise diagnostics.bad_json(reason) from None
     return _read_long(line)
 
 

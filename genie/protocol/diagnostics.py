@@ -304,7 +304,7 @@ def read_envelope(line: bytes) -> Envelope | RequestRejected:
     try:
         message = codec.loads(line)
     except ValueError as error:
-        return bad_json(str(error))
+        return bad_json(codec.explain_malformed(line, error))
     if _is_deeper_than(message, MAX_DEPTH):
         return RequestRejected(Code.BAD_JSON, f"the JSON is nested deeper than {MAX_DEPTH} levels")
     if type(message) is not dict or type(message.get("command")) is not str:

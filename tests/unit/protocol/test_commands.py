@@ -456,3 +456,27 @@ def test_the_digits_of_weights_are_checked_without_a_pattern_for_each() -> None:
     for wrong in ("0", "01", "-1", "1.5", "1\n", "", " 1", "1_0", "\u0663", "9" * 79):
         assert "weights must be a list" in rejected(["5", wrong, 3])
         assert "target must be" in rejected(["5"], target=wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"command":"ping","payload":{}}}',
+        b'{"command":"ping","payload":{}',
+        b'{"command":"request","payload":{"resources":["exclusive:a"],}}',
+        b'{"command":"release","payload":{"id":01}}',
+        b'{"command":"ping","payload":{"ref":"\xff"}}',
+        b'{"command":"ping","payload":{"ref":"\\ud800"}}',
+        b'{"command":"ping","payload":{"ref":"a\nb"}}',
+        b'{"command":"ping","payload":NaN}',
+        b"[" * 600 + b"]" * 600,
+        b"ping",
+    ],
+)
+def test_a_line_that_is_no_json_has_one_error_wherever_it_is_found(line: bytes) -> None:
+    """A server that leads decodes the command, and one without a store only its envelope."""
+    with pytest.raises(RequestRejected) as found:
+        commands.read(line)
+    envelope = diagnostics.read_envelope(line)
+    assert isinstance(envelope, RequestRejected)
+    assert (found.value.code, found.value.message) == (envelope.code, envelope.message)
