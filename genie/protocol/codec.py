@@ -9,6 +9,7 @@ import orjson
 
 Fragment = orjson.Fragment
 """A part of a message that is already encoded as JSON."""
+EncodeError = orjson.JSONEncodeError
 _MALFORMED = "JSON is malformed: "
 
 
@@ -36,7 +37,7 @@ def explain_malformed(line: bytes, error: ValueError) -> str:
 
 
 def dumps(value: Any) -> bytes:
-    """Encode a value as JSON."""
+    """Encode a value as JSON. Raises EncodeError if it is nested deeper than 254 levels."""
     return orjson.dumps(value)
 
 

@@ -199,7 +199,7 @@ def _read_long(line: bytes) -> WireCommand:
     try:
         # The last value of a duplicate key counts, so the earlier values may be invalid.
         return _build_command(_decode(codec.dumps(codec.loads(line))))
-    except _DECODE_ERRORS as error:
+    except (*_DECODE_ERRORS, codec.EncodeError) as error:  # 255 to 1,024 levels can be decoded and not encoded again
         rejection = diagnostics.explain(line) or RequestRejected(Code.BAD_REQUEST, str(error))
     try:
         raise rejection

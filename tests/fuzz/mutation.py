@@ -23,7 +23,7 @@ VALUES: tuple[Any, ...] = (
 )
 """Replacements of a JSON value."""
 
-DEEP = [b"[" * depth + b"]" * depth for depth in (15, 16, 17, 200, 1100)]
+DEEP = [b"[" * depth + b"]" * depth for depth in (15, 16, 17, 254, 255, 1023, 1025)]
 
 
 def mutate(random: Random, line: bytes) -> bytes:

@@ -32,6 +32,8 @@ INVALID_LINES = [
     (b'{"command":"ping","payload":{"x":"\\ud800"}}', "bad-json", None),
     (b'{"command":"ping","payload":{"x":"\xed\xa0\x80"}}', "bad-json", None),
     (b"[" * 100_000, "bad-json", None),
+    (b"[" * 255 + b"]" * 255, "bad-json", None),
+    (b'{"command":"ping","payload":' + b"[" * 1_000 + b"]" * 1_000 + b"}", "bad-json", None),
     (b'{"a":' * 100_000, "bad-json", None),
     (b'{"command":"ping","payload":{"x":' + b"[" * 30 + b"]" * 30 + b"}}", "bad-json", None),
     (b"\xef\xbb\xbf{}", "bad-json", None),

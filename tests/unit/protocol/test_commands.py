@@ -469,7 +469,7 @@ def test_the_digits_of_weights_are_checked_without_a_pattern_for_each() -> None:
         b'{"command":"ping","payload":{"ref":"\\ud800"}}',
         b'{"command":"ping","payload":{"ref":"a\nb"}}',
         b'{"command":"ping","payload":NaN}',
-        b"[" * 600 + b"]" * 600,
+        *(b"[" * depth + b"]" * depth for depth in (17, 254, 255, 600, 1023, 1024, 1025)),
         b"ping",
     ],
 )
