@@ -132,7 +132,7 @@ async def read_release(request: web.Request) -> models.Release:
     try:
         body = await request.read()
         command = msgspec.json.decode(body.decode(), type=models.Release)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise bad_request(f'the body must be {{"id": N}}, the id of a request: {error}') from None
     if not 0 < command.id < 1 << 63:
         raise bad_request(

@@ -277,13 +277,17 @@ async def test_a_connection_with_much_unparsed_input_is_closed(monkeypatch: pyte
     assert not any(parsed_while_closing)
 
 
-async def test_a_compressed_body_is_not_decompressed() -> None:
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        pytest.param(gzip.compress(b'{"id":7}'), b"Content-Encoding: gzip\r\n", id="compressed"),
+        pytest.param(b'{"x":' + b"[" * 1_100 + b"]" * 1_100 + b"}", b"", id="nested"),
+    ],
+)
+async def test_a_body_that_is_not_decompressed_or_nested_deeply_is_rejected(body: bytes, headers: bytes) -> None:
     async with admin_port() as (_, port):
-        body = gzip.compress(b'{"id":7}')
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            BODY.replace(b"1000\r\n", b"%d\r\nContent-Encoding: gzip\r\nConnection: close\r\n" % len(body)) + body
-        )
+        writer.write(BODY.replace(b"1000\r\n", b"%d\r\n%bConnection: close\r\n" % (len(body), headers)) + body)
         async with asyncio.timeout(WAIT_S):
             response = await reader.read()
         writer.transport.abort()
