@@ -25,8 +25,6 @@ class NotificationChecker(Checker):
         }
         self._sent_notifications: dict[tuple[int, int], list[str]] = {}
         """The notifications that were sent, by connection number and request id."""
-        self._released_ids: set[int] = set()
-        """The ids for which any connection has sent a `release`."""
         self._commands_by_id: dict[tuple[int, int], int] = {}
         """How many `release` commands by id and `extend` commands were sent, by connection number and request id."""
         self._releases_by_ref: dict[tuple[int, str], int] = {}
@@ -73,8 +71,6 @@ class NotificationChecker(Checker):
         command, payload = entry.data["command"], entry.data["payload"]
         if command in ("release", "extend") and "id" in payload:
             key = entry.connection, payload["id"]
-            if command == "release":
-                self._released_ids.add(payload["id"])
             self._commands_by_id[key] = self._commands_by_id.get(key, 0) + 1
         elif command == "release":
             key = entry.connection, payload["ref"]
@@ -138,7 +134,7 @@ class NotificationChecker(Checker):
                 request.generation != connection.generation
                 or request.ended_at is not None
                 or model.is_loss_excused(request.id)
-                or request.id in self._released_ids  # the reply may have been lost with an earlier connection
+                or model.release_sent_at(request.id) <= entry.at  # its reply may be lost with an earlier connection
             ):
                 continue
             if request.locked_at is None or request.payload.get("onDisconnect") == "release":
@@ -536,14 +532,18 @@ class ReplyChecker(Checker):
         self._remove_in_order(entry, pending, matching)
 
     def _check_taken_over(self, entry: Entry, pending: list[PendingCommand]) -> None:
-        """Check that a later connection has resumed the session. The commands without a reply are not executed."""
-        older = self.model.connections[entry.connection]
+        """Check that another connection has resumed the session. The commands without a reply are not executed.
+
+        It is a later connection, or one that was opened before and whose `hello` arrived later.
+        """
+        model, closed = self.model, self.model.connections[entry.connection]
         if not any(
-            other.session == older.session and other.number > older.number
-            for other in self.model.connections.values()
-            if older.session is not None
+            other.session == closed.session
+            and (other.number > closed.number or model.resumed_at.get(other.number, 0.0) > closed.opened_at)
+            for other in model.connections.values()
+            if closed.session is not None and other is not closed
         ):
-            self.model.add_violation(entry.at, f"{entry.data} although no later connection has sent the secret")
+            model.add_violation(entry.at, f"{entry.data} although no other connection has resumed the session")
         pending.clear()
 
     def _remove_in_order(self, entry: Entry, pending: list[PendingCommand], matching: list[PendingCommand]) -> None:
