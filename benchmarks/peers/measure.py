@@ -52,7 +52,7 @@ def measure(peer: Peer, running: Running, shape: Shape, seconds: float, warmup: 
     """Measure one peer under one load. PeerFailed if it does not reply."""
     try:
         if isinstance(peer, LibraryPeer):
-            return run(drive_library(peer, running, shape.keys[:: peer.batch], seconds, warmup))
+            return run(lambda: drive_library(peer, running, shape.keys[:: peer.batch], seconds, warmup))
         if isinstance(peer, WirePeer) and shape.depth > 1:
             return _pipelines(peer, running, shape, seconds, warmup)
         if isinstance(peer, WirePeer):

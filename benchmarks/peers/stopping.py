@@ -59,9 +59,10 @@ def defer_signals(hurry: Callable[[], object] = lambda: None) -> Iterator[None]:
             signal.raise_signal(received[0])
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Like `asyncio.run`, but a signal cancels the main task: an exception raised within another
-    task might be lost.
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Like `asyncio.run(main())`, but a signal cancels the main task: an exception raised within
+    another task might be lost. `main` is called when signals are deferred, so that its coroutine is
+    always awaited.
     """
     tasks: list[asyncio.Task[T]] = []
 
@@ -70,5 +71,5 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     with defer_signals(cancel), asyncio.Runner() as runner:
-        tasks.append(runner.get_loop().create_task(main))
+        tasks.append(runner.get_loop().create_task(main()))
         return runner.get_loop().run_until_complete(tasks[0])

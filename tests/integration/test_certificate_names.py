@@ -73,7 +73,7 @@ async def test_a_name_may_do_what_its_section_says(guarded: Genie, made: Certifi
     assert await operator.release(held) == "success"
     assert (await payments.expect("released"))["id"] == held
     line = guarded.until("request released by operator")
-    assert (line["id"], line["principal"], line["owner"]) == (held, "operator", "payments")
+    assert (line["id"], line["principal"], line["request_principal"]) == (held, "operator", "payments")
 
 
 async def test_a_token_says_otherwise_than_the_certificate(guarded: Genie, made: Certificates) -> None:

@@ -454,7 +454,7 @@ async def test_close_names_the_locks_whose_release_was_not_confirmed(genie, capl
         lock = await closing.acquire("half/a", transaction_timeout=3600)
         between.block("127.0.0.1")
         await closing.close(release=True)
-    assert f"locks held, until they are released by id or time out: {lock.id} (exclusive:half/a)" in caplog.text
+    assert f"its locks stay held until they are released by id or time out: {lock.id} (exclusive:half/a)" in caplog.text
     assert "the server has not confirmed their release" in caplog.text
 
 
