@@ -25,7 +25,7 @@ NAMES_PER_WAITER_BELOW = 16
 MAX_COMPARED_NAMES = 2_000_000
 """Maximum number of locked names that are compared with new subtrees of one request, if it names several: their product."""
 
-MAX_SEARCHED_LEVELS = 20_000
+MAX_SEARCHED_LEVELS = 5_000
 """Maximum number of levels that are searched for subtrees above the names of one `anyOf`. Each directory, that is, a name up to its
 last slash, counts as one, and each directory above one or more of them as its levels."""
 

@@ -18,6 +18,8 @@ MAX_RESOURCES = 1024
 
 MAX_CHOICES = 10_000
 """Maximum resources that one request can choose from."""
+MAX_UNIT_CHOICES = 2_500
+"""Maximum resources of which one request with `anyOf` can ask for units: each takes the work of four others."""
 
 SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
@@ -155,6 +157,8 @@ def parse_choices(resources: Sequence[str]) -> Choices:
             if asked is not None:
                 units[name] = asked
         modes[name] = mode
+    if len(units) > MAX_UNIT_CHOICES:
+        raise ValueError(f"anyOf must ask for units of at most {MAX_UNIT_CHOICES} resources, not {len(units)}")
     # The names are checked together, in time that does not depend on their characters: all up to U+00FF are kept.
     latin = "".join(modes).encode("latin-1", "ignore")
     if len(latin.translate(None, _CONTROL_BYTES)) < len(latin):

@@ -178,6 +178,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Values in a line": limits.MAX_VALUES,
         "Resources in a request": resources.MAX_RESOURCES,
         "Entries of `anyOf`": resources.MAX_CHOICES,
+        "Entries of `anyOf` that ask for units": resources.MAX_UNIT_CHOICES,
         "Greatest weight and greatest target, as numbers": limits.MAX_WEIGHT,
         "Digits of a weight or a target, as a string": limits.MAX_DIGITS,
         "Prefixes watched by a connection": watches.MAX_WATCHES,

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from genie.access import Principal
-from genie.core import Inspection, LockManager, Release, Request, Row, State
+from genie.core import Inspection, LockManager, Release, Request, Row, State, Take
 from genie.errors import RequestRejected
 from genie.protocol import commands, replies
 from genie.protocol.framing import LONG_LINE_BYTES, LongLine
+from genie.protocol.resources import MAX_UNIT_CHOICES
 from genie.server import dispatcher
 from genie.server.rejections import unavailable
 from support.core.sliced_pipeline import SECRET, SLICE, Client, World
@@ -181,29 +182,42 @@ def test_a_request_with_very_many_choices_executes_few_instructions_for_each(nam
     assert count < 110 * len(any_of)
 
 
-@pytest.mark.parametrize(("choice", "limit", "limit_of_all"), [("exclusive:{0}", 50, 110), ("{1}/{2}:{0}", 120, 500)])
+@pytest.mark.parametrize(
+    ("choice", "choices", "limit", "limit_of_all"),
+    [("exclusive:{0}", CHOICES, 50, 110), ("{1}/{2}:{0}", MAX_UNIT_CHOICES, 120, 500)],
+)
 def test_very_many_choices_are_parsed_once_whether_they_are_valid_or_not(
-    choice: str, limit: int, limit_of_all: int
+    choice: str, choices: int, limit: int, limit_of_all: int
 ) -> None:
-    any_of = [choice.format(number, number + 1, 2 * number + 2) for number in range(CHOICES)]
-    valid = line("request", anyOf=any_of, target=CHOICES, ref="r").rstrip()
-    assert instructions(lambda: commands.read(valid)) < limit * CHOICES
+    any_of = [choice.format(number, number + 1, 2 * number + 2) for number in range(choices)]
+    valid = line("request", anyOf=any_of, target=choices, ref="r").rstrip()
+    assert instructions(lambda: commands.read(valid)) < limit * choices
     manager = LockManager()
     for _ in range(2):
         count = instructions(lambda: manager.step(commands.read(valid), 0.0))  # type: ignore[arg-type]
-        assert count < limit_of_all * CHOICES
+        assert count < limit_of_all * choices
     first_value_invalid = valid[:-2] + b',"ref":"r"}}'
     first_value_invalid = first_value_invalid.replace(b'"payload": {', b'"payload": {"ref":0,')
-    assert instructions(lambda: commands.read(first_value_invalid)) < limit * CHOICES
+    assert instructions(lambda: commands.read(first_value_invalid)) < limit * choices
 
     def read_invalid(*more: str) -> None:
         with pytest.raises(RequestRejected, match="anyOf is invalid") as rejected:
             commands.read(line("request", anyOf=[*any_of, *more], target=1, ref="r").rstrip())
         assert rejected.value.ref == "r"
 
-    assert instructions(lambda: read_invalid(any_of[-1])) < limit * CHOICES
-    assert instructions(lambda: read_invalid("x:a")) < limit * CHOICES
-    assert instructions(lambda: read_invalid("1/2:a/**")) < limit * CHOICES
+    assert instructions(lambda: read_invalid(any_of[-1])) < limit * choices
+    assert instructions(lambda: read_invalid("x:a")) < limit * choices
+    assert instructions(lambda: read_invalid("1/2:a/**")) < limit * choices
+
+
+def test_units_of_too_many_choices_are_rejected() -> None:
+    """A choice of units takes the work of several other ones."""
+    any_of = [f"1/2:{number}" for number in range(MAX_UNIT_CHOICES)]
+    assert isinstance(
+        commands.read(line("request", anyOf=[*any_of, "exclusive:a"], target=1).rstrip()), commands.LargeRequest | Take
+    )
+    with pytest.raises(RequestRejected, match="anyOf must ask for units of at most 2500 resources, not 2501"):
+        commands.read(line("request", anyOf=[*any_of, "1/2:a"], target=1).rstrip())
 
 
 async def test_one_long_line_of_all_connections_is_executed_in_an_iteration(
@@ -313,5 +327,5 @@ async def test_choices_in_too_many_directories_are_rejected_and_charge_nothing(w
         ("too-many", "1"),
         ("too-many", "2"),
     ]
-    assert "20000 levels" in client.received[0]["payload"]["message"]
+    assert "5000 levels" in client.received[0]["payload"]["message"]
     assert (world.pipeline.state_bytes, client.connection.session.live_requests) == (size, 0)
