@@ -23,6 +23,7 @@ from support.processes.servers import WAIT_S, Redis, redis_version, running_redi
 from support.storage.relay import Relay, Rule, encoded, error, relay
 from support.storage.stores import NAME, Locks, batches, locks, soon, stored
 
+NOT_ACKNOWLEDGED = "commit not acknowledged by Redis before leadership ended"
 ERRORS = [
     "READONLY You can't write against a read only replica.",
     "LOADING Redis is loading the dataset in memory",
@@ -356,18 +357,18 @@ async def test_a_leader_that_steps_down_logs_which_acknowledgements_were_missing
             opening = asyncio.create_task(client.open())
 
             async def is_logged() -> bool:
-                return any(line["event"] == "commit not acknowledged" for line in lines)
+                return any(line["event"] == NOT_ACKNOWLEDGED for line in lines)
 
             await until("the missing acknowledgement is logged", is_logged)
             replica.send(SIGCONT)
             await opening
-        (line,) = (line for line in lines if line["event"] == "commit not acknowledged")
+        (line,) = (line for line in lines if line["event"] == NOT_ACKNOWLEDGED)
         assert line["error"] == "confirmed by 0 of 1 replicas"
         await soon(client.lock("c"))
         with capture_logs() as lines:
             client.lock("d")
             await client.open()
-        assert all(line["event"] != "commit not acknowledged" for line in lines), "no wait of this commit has failed"
+        assert all(line["event"] != NOT_ACKNOWLEDGED for line in lines), "no wait of this commit has failed"
 
 
 async def test_a_restored_snapshot_is_acknowledged_only_when_the_replica_has_it() -> None:

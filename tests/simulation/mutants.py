@@ -225,14 +225,14 @@ MUTANTS = [
     Mutant(
         "a primary that the sentinels have replaced is kept",
         "storage/redis/store.py",
-        "if connection is None or not await self._primary.has_moved(connection):",
+        "if connection is None or (new_address := await self._primary.find_replacement(connection)) is None:",
         "if True:",
         first=FIRST_REPLICATED_SEED,
     ),
     Mutant(
         "a follower takes over without querying the sentinels",
         "storage/redis/primary.py",
-        "if self._connection is not None and await self.has_moved(self._connection):",
+        "if self._connection is not None and await self.find_replacement(self._connection) is not None:",
         "if False:",
         first=FIRST_REPLICATED_SEED + 90143,
     ),

@@ -230,7 +230,7 @@ class BatchInFlight:
     """How often the batch was sent again, or WAIT was repeated."""
     failed_waits: int = 0
     """How many waits for acknowledgements have failed on this connection."""
-    missing_acks: str = ""
+    ack_error: str = ""
     """Which acknowledgements were missing after the last wait. Empty if none was missing, or if no wait has ended."""
     progress: tuple[int, int] | None = None
     """The attempts and the size of the send buffer at the last timeout check. None before the first check."""
@@ -497,7 +497,7 @@ class CommitWriter:
         if outcome is Outcome.STORED:
             if self.full and batch.form is TRANSACTION:
                 self.full = False
-                self._log.info("store memory available again")
+                self._log.info("store memory available again, accepting all commands")
             self._on_stored(batch)
         elif outcome is Outcome.ROLLED_BACK:
             batch.state = RESTORING
@@ -515,7 +515,7 @@ class CommitWriter:
         """
         batch, waits = self.batch, self._ack_policy.waits
         batch.failed_waits += 1
-        batch.missing_acks = missing
+        batch.ack_error = missing
         if self.connection is None or isinstance(ack_reply, RedisFailure) or batch.failed_waits >= len(waits):
             self._on_failure(RedisFailure(f"commit not acknowledged: {missing}"))
             return
@@ -543,7 +543,7 @@ class CommitWriter:
                 return await self._connect_and_watch()
             except FAILURES as error:
                 backoff = self._begin_outage(error)
-        return await retry_until_done(self._connect_and_watch, backoff, self._log)
+        return await retry_until_done("connect", self._connect_and_watch, backoff, self._log)
 
     async def _connect_and_watch(self) -> Meta | None:
         """Connect if necessary, watch the log, and return its end, or None if the namespace is empty."""
@@ -584,7 +584,9 @@ class CommitWriter:
         if out_of_memory and batch.form is TRANSACTION and connection is not None and connection.version >= (7, 0):
             if not self.full:
                 self.full = True
-                self._log.error("store out of memory, accepting releases only", error=str(error))
+                self._log.error(
+                    "store out of memory, accepting releases only", address=str(connection.address), error=str(error)
+                )
             batch.form = SCRIPT
             self._send_with_acks(connection, self._encoder.encode_allowing_oom(batch.index, batch.encoded))
             return
@@ -638,16 +640,17 @@ class CommitWriter:
         now, stalled_since = self._loop.time(), self.batch.stalled_since
         self.batch.stalled_since = None
         since = failed_since(error, now) if stalled_since is None else stalled_since
-        text = str(error) or type(error).__name__
-        self._outage_log.on_failure("store unavailable, queueing commits", text, now, since)
+        self._outage_log.on_failure(error, now, since, leads=True)
         self._backoff = new_backoff()
         return self._backoff
 
 
-async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger) -> T:
+async def retry_until_done(
+    operation: str, attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger
+) -> T:
     """Repeat an operation on Redis until it succeeds, and return its result. `backoff` determines the pauses.
 
-    An error is logged only if it differs from the error of the previous attempt.
+    An error is logged with the name `operation`, but only if it differs from the error of the previous attempt.
     """
     last_error = ""
     while True:
@@ -656,7 +659,7 @@ async def retry_until_done(attempt: Callable[[], Awaitable[T]], backoff: Backoff
         except FAILURES as error:
             if str(error) != last_error:
                 last_error = str(error)
-                log.warning("store operation failed, retrying", error=last_error)
+                log.warning("store operation failed, retrying", operation=operation, error=last_error)
             await asyncio.sleep(round(backoff.next_delay(), 3))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from structlog.typing import FilteringBoundLogger
 
 from genie.roles import StoreOutage
-from genie.storage.redis.primary import CALL_TIMEOUT_S, NoReply
+from genie.storage.redis.primary import CALL_TIMEOUT_S, NoReply, is_denied
 from genie.storage.redis.url import Address
 
 LOG_INTERVAL_S = 10.0
@@ -30,25 +30,33 @@ class OutageLog:
         """The current outage. None while Redis is available."""
         self._reached_at: float | None = None
         """When Redis answered for the first time after the last failure. None if it has not answered."""
-        self._logged = ("", "")
-        """The event and the error that were logged last."""
+        self._logged: tuple[bool, str] | None = None
+        """Whether this node led at the last failure that was logged, and its error. None if the outage has no such failure."""
         self._logged_at = 0.0
 
-    def on_failure(self, event: str, error: str, now: float, since: float, *, repeats: bool = True) -> StoreOutage:
-        """Count a failure, and return the outage to which it belongs. Times are event-loop times.
+    def on_failure(self, error: BaseException, now: float, since: float, *, leads: bool) -> StoreOutage:
+        """Count and log a failure, and return the outage to which it belongs. Times are event-loop times.
 
-        The first failure begins an outage, whose start is `since`. `event` is logged if the event or the error is new. With
-        `repeats`, an unchanged one is logged every `LOG_INTERVAL_S`.
+        The first failure begins an outage, whose start is `since`. `leads` says whether this node leads. A failure is logged
+        if `leads` or the error differs from the last one. Otherwise it is logged every `LOG_INTERVAL_S`, except if
+        a server that does not lead is denied access.
         """
+        text, denied = str(error) or type(error).__name__, not leads and is_denied(error)
         self.failure_count += 1
         if self.current is None:
-            self.current, self._logged = StoreOutage(since, error), ("", "")
+            self.current, self._logged = StoreOutage(since, text), None
         else:
-            self.current = replace(self.current, error=error)
+            self.current = replace(self.current, error=text)
         self._reached_at = None
-        if (event, error) != self._logged or (repeats and now - self._logged_at >= LOG_INTERVAL_S):
-            self._logged, self._logged_at = (event, error), now
-            self._log.warning(event, error=error)
+        if (leads, text) == self._logged and (denied or now - self._logged_at < LOG_INTERVAL_S):
+            return self.current
+        self._logged, self._logged_at = (leads, text), now
+        if leads:
+            self._log.warning("store unavailable, queueing commits", error=text)
+        elif denied:
+            self._log.warning("store access denied, retrying slowly", error=text)
+        else:
+            self._log.warning("store unavailable, not serving until it is back", error=text)
         return self.current
 
     def on_reached(self, now: float) -> None:

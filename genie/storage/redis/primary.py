@@ -157,16 +157,17 @@ class Primary:
         if isinstance(error, ErrorReply):
             self._discovery.on_error_reply(error, address)
 
-    async def has_moved(self, connection: RedisConnection) -> bool:
-        """Return whether discovery reports another primary than the Redis of `connection`. Return False if discovery fails.
+    async def find_replacement(self, connection: RedisConnection) -> Address | None:
+        """Return the address of the primary if it is not the Redis of `connection`. Return None if it is, or if discovery fails.
 
         A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
         """
         # A node that is importing the slot (`asking`) is not yet the primary that discovery reports.
         if self.may_change and not connection.asking:
             with suppress(RedisFailure):  # discovery got no reply: assume that the primary has not changed
-                return (await self._discovery.find()).address != connection.address
-        return False
+                address = (await self._discovery.find()).address
+                return None if address == connection.address else address
+        return None
 
     async def is_discoverable(self) -> bool:
         """Return whether discovery finds a primary, so that a new connection could be opened."""
@@ -177,7 +178,7 @@ class Primary:
 
     async def verify(self) -> None:
         """Disconnect and raise RedisFailure if the connected Redis is no longer the primary."""
-        if self._connection is not None and await self.has_moved(self._connection):
+        if self._connection is not None and await self.find_replacement(self._connection) is not None:
             former = self._connection.address
             self.drop()
             raise RedisFailure(f"{former} is no longer the primary")
@@ -193,7 +194,7 @@ class Primary:
             await asyncio.sleep(wait_s)
             while True:
                 await asyncio.sleep(MOVE_CHECK_INTERVAL_S)
-                if await self.has_moved(connection):
+                if await self.find_replacement(connection) is not None:
                     connection.close()
                     return
 
@@ -322,13 +323,19 @@ async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
         settings = await _read_configuration(primary)
     except ErrorReply as error:
         hint = "make sure that Redis has appendonly yes and maxmemory-policy noeviction"
-        log.warning("redis configuration check skipped", reason=str(error), hint=hint)
+        log.warning("redis configuration check skipped", address=str(primary.address), error=str(error), hint=hint)
         return
     dangers = _find_dangers(settings, keeps_commits=keeps_commits)
     for danger in dangers:
-        log.error("redis configuration unsafe", address=str(primary.address), reason=danger)
+        log.error("redis configuration unsafe, locks may be lost", address=str(primary.address), explanation=danger)
     if settings.get("appendonly") == "no" and not any("appendonly" in danger for danger in dangers):
-        log.warning("redis persistence disabled, a restart loses all locks; set appendonly yes")
+        log.warning(
+            "redis persistence disabled, a restart loses all locks; set appendonly yes", address=str(primary.address)
+        )
     policy = settings.get("maxmemory-policy", "noeviction")
     if policy != "noeviction" and not any("maxmemory-policy" in danger for danger in dangers):
-        log.warning("redis eviction enabled, redis may drop locks; set maxmemory-policy noeviction", policy=policy)
+        log.warning(
+            "redis eviction enabled, redis may drop locks; set maxmemory-policy noeviction",
+            address=str(primary.address),
+            maxmemory_policy=policy,
+        )

@@ -121,7 +121,7 @@ class RedisStore:
         """The current interruption of Redis, or None. A commit that is not acknowledged counts as an interruption."""
         batch = self._writer.batch
         if self._outage_log.current is None and batch.state is not FINISHED:
-            return StoreOutage(batch.sent_at, batch.missing_acks or "a commit is not acknowledged")
+            return StoreOutage(batch.sent_at, batch.ack_error or "a commit is not acknowledged")
         return self._outage_log.current
 
     async def open(
@@ -136,8 +136,8 @@ class RedisStore:
         batch = self._writer.batch
         if batch.state is not FINISHED:
             self._unacknowledged.append((self._keyspace.epoch.number, batch.index))
-            if batch.missing_acks:  # the waits of one commit may last for a lease, and log nothing before
-                self._log.warning("commit not acknowledged", error=batch.missing_acks)
+            if batch.ack_error:  # the waits of one commit may last for a lease, and log nothing before
+                self._log.warning("commit not acknowledged by Redis before leadership ended", error=batch.ack_error)
         await self._step_down()
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
@@ -174,9 +174,8 @@ class RedisStore:
 
     def _record_failure(self, error: BaseException) -> StoreOutage:
         """Count and log an error of `open`, and return the outage to which it belongs."""
-        now, denied = self._loop.time(), is_denied(error)
-        event = "store access denied, retrying slowly" if denied else "store unavailable, not serving until it is back"
-        return self._outage_log.on_failure(event, str(error), now, failed_since(error, now), repeats=not denied)
+        now = self._loop.time()
+        return self._outage_log.on_failure(error, now, failed_since(error, now), leads=False)
 
     def _begin_to_lead(self, counters: Batch, acquired_at: float) -> None:
         """Prepare for commits after a state with `counters`, and start the background tasks of a leader."""
@@ -296,10 +295,12 @@ class RedisStore:
         while True:
             await asyncio.sleep(min(CHECK_INTERVAL_S, self._node.lease_ms / 4000))
             connection = self._writer.connection
-            if connection is None or not await self._primary.has_moved(connection):
+            if connection is None or (new_address := await self._primary.find_replacement(connection)) is None:
                 continue
             if self._writer.connection is connection:  # the writer has not reconnected during the query
-                self._log.warning("primary changed, reconnecting", previous=str(connection.address))
+                self._log.warning(
+                    "primary replaced, reconnecting", address=str(new_address), previous_address=str(connection.address)
+                )
                 self._primary.drop()
                 self._writer.drop()
 
@@ -313,7 +314,10 @@ class RedisStore:
         await cancel_and_wait(self._checkpointing)
         history, snapshot = self._history(), self._snapshot()
         await retry_until_done(
-            lambda: self._keyspace.restore_snapshot(self._node, snapshot, history), new_backoff(), self._log
+            "restore snapshot",
+            lambda: self._keyspace.restore_snapshot(self._node, snapshot, history),
+            new_backoff(),
+            self._log,
         )
         counters = replace(snapshot, changes={})
         self._start_checkpoints(counters)
