@@ -101,7 +101,7 @@ class _Connection(web.RequestHandler):
             log.error("admin request failed", exc_info=exc)
             problem = Problem(code="defect", message=DEFECT)
         else:
-            log.debug("invalid HTTP request received", peer=request.remote)
+            log.debug("invalid HTTP request rejected on the admin port", peer=request.remote)
             problem = Problem(code=Code.BAD_REQUEST, message="invalid HTTP request")
         response = web.Response(status=status, body=encode_small(problem), content_type=JSON, headers=HEADERS)
         response.force_close()

@@ -318,7 +318,7 @@ class HistoryWriter:
             if not self._has_failed:
                 self._has_failed = True
                 log.error(  # noqa: TRY400 - the text of the error says it all
-                    "history recording failed, retrying",
+                    "history recording failed, events are dropped until a retry succeeds",
                     namespace=self._namespace,
                     directory=str(self.directory),
                     error=str(error),
@@ -391,8 +391,8 @@ class HistoryWriter:
         else:
             if not self._dropped_by_thread.count:
                 log.warning(
-                    "history recording paused",
-                    reason="GENIE_HISTORY_MAX_MB leaves no room until files are archived",
+                    "history recording paused, events are dropped until files are archived",
+                    reason="the files that are not archived have reached their share of GENIE_HISTORY_MAX_MB",
                     namespace=self._namespace,
                     directory=str(self.directory),
                     raw_bytes=self._other_bytes + file.size,

@@ -51,4 +51,4 @@ def _end(intervals: dict[str, _Interval], event: str) -> None:
     """End the interval of an event, and log how many of its lines are omitted."""
     omitted = intervals.pop(event).omitted
     if omitted:
-        log.warning("log entries omitted", of_event=event, count=omitted, interval_s=INTERVAL_S)
+        log.warning("log entries omitted", omitted_event=event, count=omitted, interval_s=INTERVAL_S)

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -229,19 +230,19 @@ class Server:
         If a namespace fails before that, raise its error.
         """
         for namespace in self.namespaces.values():
-            namespace.start(node).add_done_callback(self._on_namespace_ended)
+            namespace.start(node).add_done_callback(partial(self._on_namespace_ended, namespace.name))
         await self._ready.wait()
         if self._failure is not None:
             raise self._failure
 
-    def _on_namespace_ended(self, role_loop: asyncio.Task[None]) -> None:
+    def _on_namespace_ended(self, name: str, role_loop: asyncio.Task[None]) -> None:
         """Stop the server, because the role loop of a namespace failed. Do nothing if the role loop was cancelled."""
         if role_loop.cancelled():
             return
         error = role_loop.exception()
         if self._ready.is_set():  # before `_ready` is set, `start` raises the error, and the caller logs it
             defect = None if isinstance(error, UnknownFormat | UnsafeStore) else error
-            log.error("namespace failed, stopping server", reason=str(error), exc_info=defect)
+            log.error("namespace failed, stopping server", namespace=name, reason=str(error), exc_info=defect)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()
@@ -306,7 +307,8 @@ class Server:
                 log.error("configuration reload failed, all previous settings stay in use", reason=reason)  # noqa: TRY400
                 return
         elif self.tls is None and self.settings.token_file is None:
-            log.info("reload skipped", reason="none of GENIE_CONFIG, GENIE_TOKEN_FILE and GENIE_TLS_CERT is set")
+            hint = "set GENIE_CONFIG, GENIE_TOKEN_FILE or GENIE_TLS_CERT"
+            log.info("reload skipped, no file to reload is configured", hint=hint)
             return
         else:
             changed = frozenset()
@@ -502,7 +504,7 @@ class Server:
         await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in undrained))
         await self._close_connections()
         await asyncio.gather(*(namespace.store.close() for namespace in namespaces))
-        log.info("server stopped", undrained_namespaces=[namespace.name for namespace in undrained])
+        log.info("server stopped")
 
     async def _stop_namespaces(self) -> None:
         for namespace in self.namespaces.values():

@@ -213,7 +213,7 @@ class TlsListener(Generic[C]):
             except ConnectionError:  # the client closed the connection before it was accepted
                 continue
             except OSError as error:
-                log.warning("accept failed, retrying", reason=str(error), retry_s=ACCEPT_RETRY_S)
+                log.warning("accept failed on the client port, retrying", reason=str(error), retry_s=ACCEPT_RETRY_S)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             handshake = _TlsHandshake(self._admission, self._make_connection)

@@ -43,25 +43,21 @@ last line may exceed the limit."""
 BYTES_INTERVAL_S = 60.0
 
 
-class _LimitedLines:
-    """Logs one kind of event, limited in lines per sample and in bytes per minute.
+class _LineLimit:
+    """Limits the log lines of one kind of event: their number per sample, and their bytes per minute."""
 
-    A line of another event counts the others.
-    """
-
-    def __init__(self, logger: Any, event: str, omitted_event: str) -> None:
-        self._log, self._event, self._omitted_event = logger, event, omitted_event
+    def __init__(self) -> None:
         self._interval_ends_at = 0.0
         """Event-loop time at which `MAX_LOGGED_BYTES` are allowed again."""
         self._left_bytes = 0
         self._omitted = 0
         """Number of events that were not logged, and that no line has counted yet."""
 
-    def write(self, now: float, fields: Iterator[dict[str, Any]], count: int) -> None:
-        """Log the `count` events of a sample. `fields` makes the fields of a line when it is logged, not before.
+    def permitted(self, now: float, fields: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+        """Yield the shortened fields of each line that may be logged of the `count` events of a sample. Read it to its end.
 
-        Once the bytes of the interval are used up, no further line is logged in it, and the first line of the next interval
-        counts the omitted events.
+        `fields` makes the fields of a line when it is logged, not before. Once the bytes of the interval are used up, no
+        further line may be logged in it.
         """
         if not count and not self._omitted:
             return
@@ -70,13 +66,17 @@ class _LimitedLines:
         lines = 0
         while self._left_bytes > 0 and lines < MAX_LOGGED_EVENTS and (each := next(fields, None)) is not None:
             shortened = _shorten(each)
-            self._log.warning(self._event, **shortened)
+            yield shortened
             self._left_bytes -= len(printable(repr(shortened)).encode())
             lines += 1
         self._omitted += count - lines
-        if self._omitted and self._left_bytes > 0:
-            self._log.warning(self._omitted_event, count=self._omitted, limit=MAX_LOGGED_EVENTS)
-            self._omitted = 0
+
+    def take_omitted(self) -> int:
+        """Return how many events were omitted and not yet returned, or 0 while the bytes of the interval are used up."""
+        if self._left_bytes <= 0:
+            return 0
+        omitted, self._omitted = self._omitted, 0
+        return omitted
 
 
 class Monitor:
@@ -91,8 +91,7 @@ class Monitor:
         find_leader: Callable[[], Pipeline | None],
     ) -> None:
         self._log = log.bind(namespace=namespace)
-        self._slow_waits = _LimitedLines(self._log, "slow wait detected", "slow wait log entries omitted")
-        self._deadlocks = _LimitedLines(self._log, "deadlock detected", "deadlock log entries omitted")
+        self._slow_wait_limit, self._deadlock_limit = _LineLimit(), _LineLimit()
         self._stats = stats
         self._lock_order = lock_order
         self.set_slow_wait(slow_wait_ms)
@@ -123,8 +122,7 @@ class Monitor:
         pipeline = self._find_leader()
         if pipeline is not None:
             self._log_slow_waits(pipeline, now)
-        deadlocks, count = self._stats.take_unreported_deadlocks()
-        self._deadlocks.write(now, map(_deadlock_fields, deadlocks), count)
+        self._log_deadlocks(now)
         self._log_inversions()
         self._next_at = max(now, self._next_at + SAMPLE_INTERVAL_S)
         self._timer = self._loop.call_at(self._next_at, self._sample)
@@ -141,7 +139,18 @@ class Monitor:
         for request in slow:
             del recent[request.id]
         fields = (_slow_wait_fields(pipeline, request, now) for request in slow)
-        self._slow_waits.write(loop_now, fields, len(slow))
+        for permitted in self._slow_wait_limit.permitted(loop_now, fields, len(slow)):
+            self._log.warning("slow wait detected", **permitted)
+        if omitted := self._slow_wait_limit.take_omitted():
+            self._log.warning("slow wait log entries omitted", count=omitted, max_lines_per_sample=MAX_LOGGED_EVENTS)
+
+    def _log_deadlocks(self, loop_now: float) -> None:
+        """Log the deadlocks since the last sample."""
+        deadlocks, count = self._stats.take_unreported_deadlocks()
+        for permitted in self._deadlock_limit.permitted(loop_now, map(_deadlock_fields, deadlocks), count):
+            self._log.warning("deadlock detected", **permitted)
+        if omitted := self._deadlock_limit.take_omitted():
+            self._log.warning("deadlock log entries omitted", count=omitted, max_lines_per_sample=MAX_LOGGED_EVENTS)
 
     def _log_inversions(self) -> None:
         """Log each new inversion of the lock order. `MAX_INVERSIONS` limits their number."""

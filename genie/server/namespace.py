@@ -265,7 +265,9 @@ class Namespace:
         self._role = role
         if isinstance(role, Waiting) and not was_waiting and not self._ready.is_set():
             takeover_after_ms = round(self._settings.lease * 1000)
-            log.info("leader unknown, waiting", namespace=self.name, takeover_after_ms=takeover_after_ms)
+            log.info(
+                "leader unknown, waiting before a takeover", namespace=self.name, takeover_after_ms=takeover_after_ms
+            )
         if isinstance(role, Following):
             if role.leader != previous_leader:
                 log.info("leader changed", namespace=self.name, leader=role.leader)
@@ -387,7 +389,10 @@ class Namespace:
                 await pipeline.drained()
         except TimeoutError:
             log.warning(
-                "drain timed out", namespace=self.name, reason="the store did not acknowledge the last commands"
+                "namespace drain timed out, the next leader waits for the lease to expire",
+                namespace=self.name,
+                drain_timeout_ms=self._settings.drain_timeout_ms,
+                reason="the store did not acknowledge the last commands",
             )
             drained = False
         pipeline.stop()

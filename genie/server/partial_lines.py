@@ -97,8 +97,10 @@ class PartialLines:
                 del self._started_at[connection]
                 self._started_at[connection] = now
                 continue
-            reason = f"the line was not completed within {MAX_LINE_AGE_S:g} s"
-            self._close(connection, RequestRejected(Code.BAD_MESSAGE, reason))
+            self._close(
+                connection,
+                RequestRejected(Code.BAD_MESSAGE, f"the line was not completed within {MAX_LINE_AGE_S:g} s"),
+            )
         if self._started_at:  # the other lines are checked after other connections were served
             oldest = next(iter(self._started_at.values()))
             self._timer = loop.call_later(max(0.0, oldest + MAX_LINE_AGE_S - now), self._close_oldest)
@@ -108,7 +110,7 @@ class PartialLines:
         log_limited(
             "warning",
             "connection with an incomplete line closed",
-            bytes=self._sizes[connection],
+            line_bytes=self._sizes[connection],
             reason=rejection.message,
         )
         self.discard(connection)

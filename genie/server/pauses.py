@@ -38,6 +38,9 @@ class PauseDetector:
         """Log a pause, if the timer ran late and the process has used little processor time since it was set."""
         late_s, cpu_s = self._machine.elapsed_s() - self._due_at, time.process_time() - self._cpu_s
         if late_s >= MIN_PAUSE_S and cpu_s < late_s / 2:
-            reason = "it was stopped, suspended with its machine, or got no processor time"
-            log.warning("process paused", paused_ms=round(late_s * 1000), reason=reason)
+            log.warning(
+                "process paused",
+                paused_ms=round(late_s * 1000),
+                reason="it was stopped, suspended with its machine, or got no processor time",
+            )
         self._schedule()

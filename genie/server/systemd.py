@@ -51,8 +51,11 @@ class SystemdNotifier:
         if not address:
             return None
         if address[0] not in "/@" or len(address) == 1:
-            reason = f"NOTIFY_SOCKET={address} is neither an absolute path nor an abstract name that begins with @"
-            log.warning("service manager notification disabled", reason=reason)
+            log.warning(
+                "NOTIFY_SOCKET invalid, systemd is not notified",
+                notify_socket=address,
+                hint="must be an absolute path, or an abstract name that begins with @",
+            )
             return None
         return cls(address, _watchdog_timeout_s(environment), read_status)
 
@@ -93,7 +96,11 @@ class SystemdNotifier:
             self._sock.sendto("\n".join(fields).encode(), self._address)
         except OSError as error:
             if not self._has_failed:
-                log.warning("service manager notification failed", fields=fields, reason=str(error))
+                log.warning(
+                    "systemd notification failed, further failures are not logged",
+                    message=" ".join(fields),
+                    error=str(error),
+                )
             self._has_failed = True
 
 

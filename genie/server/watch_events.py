@@ -84,9 +84,9 @@ class WatchEvents:
                 watchers = self._watches.connections()
                 log_limited(
                     "warning",
-                    "watchers lagged",
+                    "watchers lagged, all their watches ended",
                     namespace=self._namespace,
-                    watchers=len(watchers),
+                    watcher_count=len(watchers),
                     waiting_bytes=self._waiting_bytes,
                     limit_bytes=MAX_WAITING_BYTES,
                 )

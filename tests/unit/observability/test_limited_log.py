@@ -23,7 +23,7 @@ async def test_an_event_is_logged_ten_times_and_then_counted(monkeypatch: pytest
             {
                 "event": "log entries omitted",
                 "log_level": "warning",
-                "of_event": "authentication failed",
+                "omitted_event": "authentication failed",
                 "count": 3_000 - MAX_LINES,
                 "interval_s": 0.05,
             }

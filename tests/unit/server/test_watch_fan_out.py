@@ -270,8 +270,8 @@ async def test_watchers_lag_if_too_many_events_wait(
         assert received.count(("lagged", None)) == 1
         assert received[-1] == ("lagged", None)
     assert world.pipeline._dispatcher.stats.lagged_watchers == 500
-    entry = next(entry for entry in log if entry["event"] == "watchers lagged")
-    assert (entry["namespace"], entry["watchers"]) == ("genie", 500)
+    entry = next(entry for entry in log if entry["event"] == "watchers lagged, all their watches ended")
+    assert (entry["namespace"], entry["watcher_count"]) == ("genie", 500)
     assert entry["waiting_bytes"] > entry["limit_bytes"] == 100_000
     watches = world.pipeline._dispatcher.watches
     assert not any(
