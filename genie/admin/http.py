@@ -98,7 +98,7 @@ class _Connection(web.RequestHandler):
             log.debug("admin connection lost during a request", peer=request.remote)
             problem = Problem(code=Code.BAD_REQUEST, message="connection lost")
         elif status >= web.HTTPInternalServerError.status_code:
-            log.error("admin request failed", exc_info=exc)
+            log.error("admin request failed", peer=request.remote, exc_info=exc)
             problem = Problem(code="defect", message=DEFECT)
         else:
             log.debug("invalid HTTP request rejected on the admin port", peer=request.remote)

@@ -105,7 +105,11 @@ class Authenticator:
 
     def _warn(self, token_file: str | None) -> None:
         if self.access.file_world_readable:
-            log.warning("token file is world-readable", file=token_file, hint="chmod o-r")
+            log.warning(
+                "token file is world-readable, every user of the machine can read the tokens",
+                file=token_file,
+                hint="chmod o-r",
+            )
 
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.

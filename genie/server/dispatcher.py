@@ -412,10 +412,10 @@ class Dispatcher:
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int, excess: int) -> bool:
         """Charge a request for `lock_count` locks. If it exceeds a limit, send an error and return False."""
-        reason = self.limits.charge(connection.session, request, lock_count, excess)
-        if reason:
-            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, reason, ref=request.ref))
-        return not reason
+        exceeded_limit = self.limits.charge(connection.session, request, lock_count, excess)
+        if exceeded_limit:
+            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, exceeded_limit, ref=request.ref))
+        return not exceeded_limit
 
     def _repeat_reply(self, now: float, connection: Peer, request: Request, earlier: Request | RetainedReply) -> None:
         """Reply to a retry: send the id and the current state of `earlier`, the request with the same `ref`.
@@ -425,8 +425,12 @@ class Dispatcher:
         """
         send, session = self.outcome.send, connection.session
         if not _may_be_retry(request, earlier):
-            reason = f"this ref belongs to another request, {earlier.id}"
-            self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, reason, ref=request.ref))
+            self.notifier.reject(
+                connection,
+                RequestRejected(
+                    Code.REF_CONFLICT, f"this ref belongs to another request, {earlier.id}", ref=request.ref
+                ),
+            )
             return
         if not session.quiet:
             send(connection, replies.queued(earlier))
@@ -443,8 +447,14 @@ class Dispatcher:
         notifier = self.notifier
         found = connection.session.find(command.ref)
         if found is None:
-            reason = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
-            notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, reason, ref=command.ref))
+            notifier.reject(
+                connection,
+                RequestRejected(
+                    Code.UNKNOWN_ID,
+                    f"there is no request with the ref {command.ref!r} in this session, or it ended long ago",
+                    ref=command.ref,
+                ),
+            )
         elif isinstance(found, RetainedReply):
             self.outcome.send(connection, replies.ended(found.id, found.reason, command.ref))
         else:
@@ -473,9 +483,11 @@ class Dispatcher:
 
         Send an error instead if the connection watches too many prefixes, or if there is no memory for another watch.
         """
-        reason = self.watches.add(connection, command.prefix)
-        if reason:
-            self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, f"watch: {reason}", ref=command.ref))
+        exceeded_limit = self.watches.add(connection, command.prefix)
+        if exceeded_limit:
+            self.notifier.reject(
+                connection, RequestRejected(Code.TOO_MANY, f"watch: {exceeded_limit}", ref=command.ref)
+            )
         else:
             self.limits.check_next()  # the watch takes some of the memory
             rows, truncated = self.watches.encode_held_locks(command.prefix)

@@ -315,14 +315,22 @@ class Notifier:
 
     def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a command for an id that does not exist."""
-        reason = f"there is no request {event.id}, or it ended long ago"
-        self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, ref=ref, id=event.id))
+        self.reject(
+            requester,
+            RequestRejected(
+                Code.UNKNOWN_ID, f"there is no request {event.id}, or it ended long ago", ref=ref, id=event.id
+            ),
+        )
 
     def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject an `extend` of a waiting request."""
-        request = event.request
-        reason = f"extend: {request.id} still waits; only a held lock can be extended"
-        self.reject(requester, RequestRejected(Code.BAD_REQUEST, reason, ref=ref, id=request.id))
+        id_ = event.request.id
+        self.reject(
+            requester,
+            RequestRejected(
+                Code.BAD_REQUEST, f"extend: {id_} still waits; only a held lock can be extended", ref=ref, id=id_
+            ),
+        )
 
 
 _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, float], None]] = {

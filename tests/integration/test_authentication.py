@@ -356,7 +356,11 @@ async def test_a_world_readable_token_file_is_logged(tmp_path: Path) -> None:
     path = write_token_file(tmp_path)
     path.chmod(0o644)
     with running_server(token_file=path) as server:
-        (warning,) = [line for line in server.log if line["event"] == "token file is world-readable"]
+        (warning,) = [
+            line
+            for line in server.log
+            if line["event"] == "token file is world-readable, every user of the machine can read the tokens"
+        ]
         assert (warning["level"], warning["file"]) == ("warning", str(path))
 
 
