@@ -321,7 +321,10 @@ async def test_a_snapshot_lost_during_the_restore_is_restored_again(
 
     monkeypatch.setattr(keyspace, "_acquire", forgetful)
     await retry_until_done(
-        lambda: keyspace.restore_snapshot(store._node, everything, keyspace.history), new_backoff(), store._log
+        "restore snapshot",
+        lambda: keyspace.restore_snapshot(store._node, everything, keyspace.history),
+        new_backoff(),
+        store._log,
     )
     assert not failures
     assert list((await opened(make())).manager.table.held) == [request.id]
