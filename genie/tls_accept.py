@@ -56,7 +56,7 @@ class Turn(asyncio.Protocol):
         self._has_turn = False
         self._is_postponed = False
         self.is_paused = False
-        """Whether nothing is read from the client, because its input waits for its turn."""
+        """True if nothing is read from the client, because its input waits for its turn."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport below TLS."""
