@@ -104,9 +104,11 @@ class SurvivingLineage:
     def _check_excuse(self, entry: Entry, state: StoreState) -> None:
         """Check that a fault excuses the loss of a notification, which depends on the diverged `state`.
 
-        Two times matter: when the notification was sent, and when the surviving lineage continued without the state. The loss
-        is excused if no server ran during the whole time between them. It is also excused if the host of the sender was
-        impaired between them, or within a lease before the earlier one.
+        Two times matter: when the notification was sent, and when enough replicas had a state of the surviving lineage that
+        does not descend from `state`. The latter may be long after that state was written: a leader that is cut off with a
+        minority of the Redis servers writes states that survive only if a later failover elects its Redis. The loss is excused
+        if no server ran during the whole time between the two times. It is also excused if the host of the sender was impaired
+        between them, or within a lease before the earlier one.
         """
         fork: StoreState | None = state
         while fork is not None and fork not in self._path:
@@ -114,7 +116,7 @@ class SurvivingLineage:
         survivor = self._next.get(fork)  # the state that continues the fork on the surviving lineage
         while survivor is not None and survivor.is_late:
             survivor = self._next.get(survivor)
-        forked_at = entry.at if survivor is None else survivor.at
+        forked_at = entry.at if survivor is None else survivor.acknowledged_at or survivor.at
         if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes):
             return  # no server ran from the notification until the fork, so no server could have preserved the state
         host = entry.node.partition(".")[0]
