@@ -27,7 +27,7 @@ from genie.core.lock_order.search import InversionSearch
 from genie.core.lock_table import Transaction
 from genie.core.model import Request
 from genie.core.special import contains, possible_subtrees
-from genie.lock_modes import S
+from genie.lock_modes import QueueMode, S
 
 MAX_WAITING_REQUESTS: Final = 32
 """Maximum number of waiting requests of a transaction, the first ones, that are analysed when another request of the
@@ -157,8 +157,9 @@ class LockOrder:
             elif request.details is not None and name in request.details.subtrees:
                 below = _held_below(transaction, name, exclusive)
                 if below is not None:
-                    flags = UPGRADE | ASKED_EXCLUSIVE * exclusive
-                    self._record(cls, cls, flags, held.guards, _example(request, below, name, unix_ms))
+                    held_name, mode = below
+                    flags = UPGRADE | ASKED_EXCLUSIVE * exclusive | HELD_EXCLUSIVE * (mode != S)
+                    self._record(cls, cls, flags, held.guards, _example(request, held_name, name, unix_ms))
             asked = asked_classes.get(cls.id)
             if asked is None:
                 asked_classes[cls.id] = Members(cls, name, exclusive)
@@ -195,8 +196,8 @@ class LockOrder:
             self.inversions.on_offending_request(edge, guards, example)
 
 
-def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> str | None:
-    """Return a name below a subtree that a transaction holds in a mode that conflicts with the requested lock of the
+def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> tuple[str, QueueMode] | None:
+    """Return a name below a subtree, and its mode, that a transaction holds in conflict with the requested lock of the
     subtree.
 
     `exclusive`: whether the transaction requests the subtree in exclusive mode. Otherwise only exclusive locks below it
@@ -205,7 +206,7 @@ def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> str 
     held = chain.from_iterable(request.modes() for request in transaction.held.values())
     for name, mode in islice(held, MAX_SEARCHED_NAMES):
         if (exclusive or mode != S) and contains(subtree, name):
-            return name
+            return name, mode
     return None
 
 

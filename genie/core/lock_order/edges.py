@@ -20,7 +20,7 @@ BOTH_EXCLUSIVE: Final = 3
 UPGRADE: Final = 4
 """A transaction holds a name in shared mode, and asks for the same name in exclusive mode. With `HELD_EXCLUSIVE`, it holds
 units of this name and asks for more of it. If the names of the example differ, it holds a name below the subtree that it
-asks for."""
+asks for, in either mode."""
 DESCENDING: Final = 8
 """Within one class: the name that is asked for precedes a held name, if digits are compared as characters."""
 NUMBER_DESCENDING: Final = 16

@@ -476,6 +476,15 @@ def test_a_subtree_after_a_lock_below_it_is_an_upgrade(steps: tuple[str, ...], e
     assert [inversion.description for inversion in order.inversions.found] == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize(("held", "mode"), [("a/2", "exclusive"), ("s:a/2", "shared")])
+def test_an_upgrade_to_a_subtree_names_the_mode_of_the_lock_below_it(held: str, mode: str) -> None:
+    manager, order = observed_manager()
+    run_transaction(manager, held, "a/**")
+    (edge,) = order.inversions.found[0].edges
+    assert (edge.example.held, edge.held_mode) == ("a/2", mode)
+    assert (edge.example.asked, edge.asked_mode) == ("a/**", "exclusive")
+
+
 def test_an_upgrade_after_another_order_of_the_same_classes_is_found() -> None:
     manager, order = observed_manager()
     run_transaction(manager, "a/1/x", "a/2/**")
