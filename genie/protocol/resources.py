@@ -132,7 +132,10 @@ def _add_units(name: str, units: UnitCount, others: UnitCount) -> UnitCount:
     """Return the sum of units of one name. Raises ValueError if their limits differ, or the sum exceeds the limit."""
     if units[1] != others[1]:
         raise ValueError(f"{name[:64]!r} is requested with limits of {units[1]} and {others[1]} units: use one limit")
-    return _check_units(name, units[0] + others[0], units[1])[1]
+    total, limit = units[0] + others[0], units[1]
+    if total > limit:
+        raise ValueError(f"{total} units of {name[:64]!r} are requested in total, but at most {limit} may be in use")
+    return total, limit
 
 
 Choices = tuple[tuple[tuple[str, QueueMode], ...], dict[str, UnitCount]]

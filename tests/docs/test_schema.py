@@ -65,7 +65,7 @@ def _has_wrong_units(message: Any) -> bool:
     except (KeyError, TypeError):
         return False
     except ValueError as error:
-        return "K <= N" in str(error) or "with limits of" in str(error)
+        return any(part in str(error) for part in ("K <= N", "with limits of", "in total"))
     return False
 
 

@@ -57,7 +57,7 @@ async def test_repeated_units_are_added_up_and_invalid_ones_rejected(genie: Geni
     for resources, part in (
         (["4/3:sum"], "not 4/3"),
         (["0/3:sum"], "not 0/3"),
-        (["2/3:sum", "2/3:sum"], "not 4/3"),
+        (["2/3:sum", "2/3:sum"], "4 units of 'sum' are requested in total, but at most 3 may be in use"),
         (["1/3:sum", "1/4:sum"], "limits of 3 and 4 units"),
         (["1/3:sum", "shared:sum"], "as units and in another mode"),
         (["1/3:sum/**"], "units of a subtree do not exist"),
