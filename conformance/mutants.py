@@ -446,8 +446,8 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "repeated units are replaced",
         "protocol/resources.py",
-        "_check_units(name, units[0] + others[0], units[1])[1]",
-        "_check_units(name, others[0], units[1])[1]",
+        "total, limit = units[0] + others[0], units[1]",
+        "total, limit = others[0], units[1]",
         source="Units",
     ),
     Mutant(
