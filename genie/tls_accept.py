@@ -1,7 +1,8 @@
 """TLS connections of a server: their handshakes, and long input, take turns.
 
 A handshake takes about a millisecond of processor time. Thousands of clients may send the first message of a handshake at the
-same moment, without authentication. After the handshake, 32 KiB of key updates take 10 ms, and 32 KiB of short records 2 ms. So
+same moment, without authentication. OpenSSL accepts 100 KiB of certificates from a client, and decodes them all, which takes up
+to 60 ms, before it verifies that a CA has signed them. So the bytes of a handshake are limited. After the handshake, 32 KiB of key updates take 10 ms, and 32 KiB of short records 2 ms. So
 each iteration of the event loop has a limited time for them.
 """
 
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 CLOSED = "the client has closed the connection"
 
+MAX_HANDSHAKE_BYTES: Final = 16 << 10
+"""Bytes that a client may send in its handshake. A certificate with its chain has a few KiB. Decoding takes up to 0.7 ms for
+each KiB."""
 SHORT_INPUT_BYTES: Final = 1 << 10
 """Received bytes that are decrypted without a turn, as many as the commands of most clients have. Takes up to 0.3 ms."""
 MAX_UNREAD_BYTES: Final = 64 << 10
@@ -51,6 +55,8 @@ class Turn(asyncio.Protocol):
         self.incoming: ssl.MemoryBIO | None = None
         """The received bytes that are not decrypted. None before the handshake."""
         self.is_handshake_complete = False
+        self.handshake_bytes_left = MAX_HANDSHAKE_BYTES
+        """Bytes that the client may still send in its handshake."""
         self.received = b""
         """Bytes that were received before the handshake began, or after its end."""
         self._has_turn = False
@@ -125,12 +131,35 @@ class TurnsObject(ssl.SSLObject):
     incoming: ssl.MemoryBIO
 
     def do_handshake(self) -> None:
-        """Continue the handshake if it is its turn."""
+        """Continue the handshake if it is its turn. Raises ConnectionError if the client has sent too many bytes."""
         if self.turn is None:
             super().do_handshake()
         else:
-            self.turn.process(super().do_handshake)
+            self.turn.process(partial(self._continue_handshake, self.turn))
             self.turn.is_handshake_complete = True
+
+    def _continue_handshake(self, turn: Turn) -> None:
+        """Let OpenSSL read what the client may still send in its handshake. Commands may follow it."""
+        received = self.incoming.read()
+        allowed, rest = received[: turn.handshake_bytes_left], received[turn.handshake_bytes_left :]
+        turn.handshake_bytes_left -= len(allowed)
+        self.incoming.write(allowed)
+        try:
+            super().do_handshake()
+        except ssl.SSLWantReadError:
+            if rest:
+                raise ConnectionError(
+                    f"the client sent more than {MAX_HANDSHAKE_BYTES} bytes, such as very many certificates"
+                ) from None
+            raise
+        self.incoming.write(rest)
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        """Return the certificate of the client. Raises ConnectionError if a name in it is not UTF-8."""
+        try:
+            return super().getpeercert(binary_form)
+        except UnicodeDecodeError:
+            raise ConnectionError("the client presented a certificate with a name that is not UTF-8") from None
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:
         """Decrypt input. Long input raises `SSLWantReadError` if it is not its turn."""

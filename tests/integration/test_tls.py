@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import signal
 import socket
@@ -19,6 +20,9 @@ import aiohttp
 import orjson
 import pytest
 import uvloop
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.x509.oid import ExtensionOID
 from structlog.testing import capture_logs
 
 import genie
@@ -115,6 +119,64 @@ def test_the_client_certificate_determines_the_principal(
     reasons = [line["reason"] for line in log if line["event"] == "TLS handshake failed"]
     assert "presented no certificate" in reasons[0]
     assert "certificate verification failed" in reasons[1]
+
+
+def test_very_many_certificates_are_not_decoded(
+    run: Callable[[Any], Any], certificates: Certificates, tmp_path: Path
+) -> None:
+    """OpenSSL would decode 100 KiB of certificates for 60 ms before it finds that no trusted CA has signed them."""
+    alice = certificates.issue("alice", "host.example", common_name="alice")
+    stranger = Certificates(tmp_path)
+    chain = tmp_path / "chain.pem"
+    chain.write_bytes(stranger.server.read_bytes() + stranger.ca.read_bytes() * 100)
+
+    async def work() -> None:
+        async with serving(certificates, tls_ca=str(certificates.ca)) as (server, address):
+            with pytest.raises(OSError):  # noqa: PT011 - how the client notices it depends on the system
+                await exchange(address, certificates.context(chain))
+            await until(lambda: not len(server.connections))
+            # Commands in the same packet as the end of the handshake do not count.
+            assert b"pong" in await exchange(address, certificates.context(alice), PING * 2_000)
+
+    with capture_logs() as log:
+        run(work())
+    (reason,) = [line["reason"] for line in log if line["event"] == "TLS handshake failed"]
+    assert "more than 16384 bytes" in reason
+
+
+def test_a_certificate_whose_name_is_not_utf_8_is_rejected(
+    run: Callable[[Any], Any], certificates: Certificates
+) -> None:
+    """The CA has signed it, but Python cannot decode the name."""
+    file = certificates.issue("latin", "host.example")
+    shown = x509.load_pem_x509_certificate(file.read_bytes())
+    key = serialization.load_pem_private_key(file.read_bytes(), None)
+    authority = certificates.authority
+    builder = x509.CertificateBuilder().subject_name(x509.Name([])).public_key(shown.public_key())
+    builder = builder.issuer_name(shown.issuer).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(shown.not_valid_before_utc).not_valid_after(shown.not_valid_after_utc)
+    names = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30\x03\x82\x01\xff")
+    signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
+    signed = builder.add_extension(names, critical=False).sign(signer, hashes.SHA256())  # type: ignore[arg-type]
+    pem = serialization.Encoding.PEM
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(signed.public_bytes(pem) + secret)
+    defects = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: defects.append(context))
+        async with serving(certificates, tls_ca=str(certificates.ca)) as (server, address):
+            with suppress(OSError):
+                assert await exchange(address, certificates.context(file)) == b""
+            await until(lambda: not len(server.connections))
+        gc.collect()  # reports the exceptions of tasks
+
+    with capture_logs() as log:
+        run(work())
+    assert [line["reason"] for line in log if line["event"] == "TLS handshake failed"] == [
+        "the client presented a certificate with a name that is not UTF-8"
+    ]
+    assert not defects
 
 
 def test_versions_before_1_2_and_plain_connections_are_rejected(
