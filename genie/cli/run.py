@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ from genie.client.aio import Client, Lock
 from genie.client.config import ClientOptions, parse_addresses
 from genie.client.note import default_note
 from genie.errors import GenieError, LockError, LockLost, QueueTimeout
-from genie.protocol.resources import parse_resource_arg
+from genie.lock_modes import is_subtree
+from genie.protocol.resources import parse_resource, parse_resource_arg
 
 LOST = 124
 """The lock was lost before the command ended; the status of timeout(1)."""
@@ -341,6 +343,20 @@ def _parse_resource(text: str) -> str:
         raise click.BadParameter(f"{error}.") from None
 
 
+_SECOND_MODE = re.compile("(shared|exclusive|[0-9]+/[0-9]+):")
+_OTHER_PATTERN = re.compile(r"(^|/)\*+(/|$)|\*\*$")
+"""In a name that is not a subtree: a part of only asterisks, or asterisks at the end."""
+
+
+def _warn_of_plain_name(resource: str) -> None:
+    """Print a warning if a resource is one plain name, but looks as if it meant another mode or many names."""
+    name = parse_resource(resource)[1]
+    if _SECOND_MODE.match(name):
+        print_message(f"{resource} locks the plain name {name!r}: a resource has only one mode")
+    elif _OTHER_PATTERN.search(name) and not is_subtree(name):
+        print_message(f"{resource} locks one plain name: only a name that ends in /** means all names below it")
+
+
 @click.command(cls=_RunCommand)
 @click.argument("resources", nargs=-1, required=True, type=_parse_resource, metavar="RESOURCE...")
 @click.option("-n", "--no-wait", is_flag=True, help="Fail if the locks cannot be granted immediately.")
@@ -413,9 +429,12 @@ def run(ctx: click.Context, /, no_wait: bool, wait: float | None, **options: Any
       127  COMMAND was not found
       128 + N  signal N came while genie waited
 
-    Without --transaction-timeout, the locks of a killed genie time out after 30 seconds.
+    If genie itself is killed by SIGKILL, COMMAND continues. Without --transaction-timeout, the locks then time out
+    after 30 seconds.
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if no_wait and wait is not None:
         raise click.UsageError("-n and -w are mutually exclusive: use only one.", ctx)
+    for resource in options["resources"]:
+        _warn_of_plain_name(resource)
     run_options = RunOptions(command=ctx.meta[COMMAND_KEY], queue_timeout=0 if no_wait else wait, **options)
     raise SystemExit(run_locked(run_options))

@@ -45,6 +45,37 @@ def test_units_and_subtrees_are_resources(recorded: list[RunOptions]) -> None:
     assert "units must be K/N" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("resource", "warning"),
+    [
+        (
+            "accounts/*",
+            "exclusive:accounts/* locks one plain name: only a name that ends in /** means all names below it",
+        ),
+        ("shared:accounts/**/2", "shared:accounts/**/2 locks one plain name"),
+        ("**/2", "exclusive:**/2 locks one plain name"),
+        ("accounts**", "exclusive:accounts** locks one plain name"),
+        ("1/4:exports/*", "1/4:exports/* locks one plain name"),
+        ("shared:1/4:exports", "locks the plain name '1/4:exports': a resource has only one mode"),
+        ("1/4:shared:exports", "locks the plain name 'shared:exports'"),
+        ("exclusive:exclusive:accounts/**", "locks the plain name 'exclusive:accounts/**'"),
+        ("exclusive:accounts/**", ""),
+        ("shared:**", ""),
+        ("1/4:exports", ""),
+        ("exclusive:tenant:7/2", ""),
+        ("cron/*-5 * * * *", ""),
+        ("2026/11", ""),
+    ],
+)
+def test_a_plain_name_that_looks_like_more_is_locked_with_a_warning(
+    recorded: list[RunOptions], resource: str, warning: str
+) -> None:
+    result = genie_run(resource, "--", "true")
+    assert (result.exit_code, len(recorded)) == (42, 1)
+    assert warning in result.stderr
+    assert bool(result.stderr) is bool(warning)
+
+
 def test_the_first_double_dash_separates_the_command(recorded: list[RunOptions]) -> None:
     assert genie_run("a", "--", "true").exit_code == 42
     assert genie_run("a", "shared:b:c", "-w", "1.5", "--", "ls", "-n", "--", "--host").exit_code == 42
