@@ -15,12 +15,11 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self, TextIO
 
 import click
-from msgspec import UnsetType
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from genie.admin.models import Edge, HotList, State, Waits
+from genie.admin.models import Edge, HotList, Node, State, Waits
 from genie.cli.admin_client import AdminClient, admin_query
 from genie.cli.format import Column, clip, duration, fit_table, fold, lock_text, wrap_items, wrap_words
 from genie.cli.options import json_option, one_line, run_async, seconds
@@ -106,8 +105,8 @@ WAIT_COLUMNS = (
     Column("STATE", 4),
     Column("FOR", 2, right_aligned=True),
 )
-"""The id columns have the highest ranks, so a narrow terminal drops them first. WAITER and BLOCKER show the transaction,
-or the id of a request without a transaction."""
+"""The id columns have the highest ranks, so a narrow terminal drops them first. WAITER and BLOCKER show the transaction.
+A request without a transaction shows its note in parentheses, or else its id."""
 CONTENTION_COLUMNS = (
     Column("RESOURCE", 0, min_width=20),
     Column("WAITED", 0, right_aligned=True),
@@ -272,19 +271,19 @@ def _warning_lines(state: State, columns: int) -> Iterator[Line]:
 def _queues_section(snapshot: Snapshot) -> Section:
     """Return the section of the longest wait queues.
 
-    HELD FOR is `-` if the holder is not a node of the queried wait-for graph, from which the hold time is computed.
+    HELD FOR is `-` if the holder is not a node of the queried wait-for graph, which contains its hold time and its note.
     """
-    state, held_since = snapshot.state, {}
+    state, holders = snapshot.state, {}
     if snapshot.waits is not None:
-        held_since = {node.id: node.since for node in snapshot.waits.nodes if node.state == "held"}
+        holders = {node.id: node for node in snapshot.waits.nodes if node.state == "held"}
     rows = [
         [
             queue.resource,
             f"{queue.waiting:,}",
             duration(state.now - queue.since),
-            "-" if queue.holder is None else _label(queue.holder, queue.transaction_name),
+            "-" if queue.holder is None else _label(queue.holder, holders.get(queue.holder), queue.transaction_name),
             "-" if queue.holder is None else str(queue.holder),
-            duration(state.now - held_since[queue.holder]) if queue.holder in held_since else "-",
+            duration(state.now - holders[queue.holder].since) if queue.holder in holders else "-",
             f"{queue.holders:,}",
         ]
         for queue in state.queues
@@ -303,7 +302,7 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
         edges_by_waiter.setdefault(edge.waiter, []).append(edge)
     rows = []
     for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
-        waiter_cells = [_label(waiter.id, waiter.transaction_name), str(waiter.id), duration(now_ms - waiter.since)]
+        waiter_cells = [_label(waiter.id, waiter), str(waiter.id), duration(now_ms - waiter.since)]
         edges = edges_by_waiter.get(waiter.id)
         if edges is None:  # the graph does not contain the blockers: they have ended, or were omitted
             resource = waiter.resources[0] if waiter.resources else "-"
@@ -311,11 +310,10 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
             continue
         first_edge, *other_edges = edges
         omitted_count = max(len(other_edges), (waiter.blockers_total or 0) - 1)
-        blocker = node_by_id.get(first_edge.blocker)
         rows.append(
             [
                 *waiter_cells,
-                _label(first_edge.blocker, blocker.transaction_name if blocker else None),
+                _label(first_edge.blocker, node_by_id.get(first_edge.blocker)),
                 str(first_edge.blocker),
                 f"+{omitted_count:,}" if omitted_count else "",
                 lock_text(first_edge.mode, first_edge.resource, first_edge.units, first_edge.of),
@@ -326,9 +324,10 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
     return Section("Longest waits", WAIT_COLUMNS, rows, empty_note="No requests wait.", total=waits.queue_total)
 
 
-def _label(id_: int, transaction: str | UnsetType | None) -> str:
-    """Return the name of a request's transaction, or `#ID` for a request without a transaction."""
-    return transaction or f"#{id_}"
+def _label(id_: int, node: Node | None, transaction: str | None = None) -> str:
+    """Return the name of a request's transaction. Without one, return `(NOTE)`, or `#ID` if there is no note either."""
+    transaction = transaction or (node and node.transaction_name) or None
+    return transaction or (f"({node.note})" if node and node.note else f"#{id_}")
 
 
 def _hot_resources_section(hot: HotList) -> Section:

@@ -28,7 +28,8 @@ def waits(server: QueriedServer, output: Output, resource: str | None, transacti
     """Show the wait-for graph: a line for each waiting request and each of its blockers.
 
     A blocker either holds the resource (held) or is ahead in its queue (queued); FOR is the time since it was granted
-    or queued. --json prints nodes and edges: since in unix ms.
+    or queued. A request without a transaction shows its note in parentheses. --json prints nodes and edges: since in
+    unix ms.
     """
     if dot and output.as_json:
         raise click.UsageError("--dot and --json are mutually exclusive: use only one.")
@@ -70,7 +71,7 @@ def _json_graph(payload: Reply) -> dict[str, Any]:
 
 
 def _json_node(row: Row, state: str) -> dict[str, Any]:
-    owner = {"transactionName": row["transactionName"]} if "transactionName" in row else {}
+    owner: Row = {field: row[field] for field in ("transactionName", "note") if field in row}
     return {"id": row["id"], "state": state, "since": row["since"], **owner}
 
 
@@ -95,8 +96,9 @@ def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> 
 
 
 def _owner(row: Row) -> str:
-    """Return the name of a request's transaction, or `-` for a request without a transaction."""
-    return str(row.get("transactionName") or "-")
+    """Return the name of a request's transaction. Without one, return `(NOTE)`, or `-` if there is no note either."""
+    note = row.get("note")
+    return str(row.get("transactionName") or (f"({note})" if note else "-"))
 
 
 def _truncation_notes(payload: Reply) -> Iterator[str]:

@@ -83,6 +83,22 @@ def test_waiters_without_known_blockers_and_holders_without_hold_time() -> None:
     assert lines[line + 2].split()[-2:] == ["-", "1"]
 
 
+def test_a_request_without_a_transaction_shows_its_note() -> None:
+    notes = {WAITERS[0]: "nightly\x1b[2J", HOLDER: "worker 7"}
+    nodes = [
+        msgspec.structs.replace(node, note=notes[node.id], transaction_name=msgspec.UNSET) if node.id in notes else node
+        for node in WAITS.nodes
+    ]
+    queues = [msgspec.structs.replace(QUEUES[1], transaction_name=None)]
+    lines = texts(render(Snapshot(state(queues=queues), msgspec.structs.replace(WAITS, nodes=nodes), HOT), 140, 30))
+    assert "  (worker 7)  " in lines[lines.index("Longest queues") + 2]
+    (waits_title,) = (line for line in lines if line.startswith("Longest waits"))
+    waiter, other = lines[lines.index(waits_title) + 2 :][:2]
+    assert waiter.split()[:2] == ["(nightly\\x1b[2J)", str(WAITERS[0])]
+    assert "  (worker 7)  " in waiter
+    assert other.startswith(f"#{WAITERS[1]}  ")
+
+
 def test_locks_of_units_and_subtrees_are_shown_as_they_are_requested() -> None:
     pool = Edge(
         waiter=WAITERS[0], blocker=HOLDER, resource="pool", mode="units", state="held", since=NOW, units=2, of=10

@@ -44,6 +44,14 @@ def test_one_line_for_each_edge() -> None:
     ]
 
 
+def test_a_request_without_a_transaction_shows_its_note() -> None:
+    payload = inspected(
+        row(9, "shared:a", note="nightly", blockers=[blocker(7, transactionName="t7", note="worker 7")])
+    )
+    assert report(payload)[1].split()[:5] == ["9", "(nightly)", "→", "7", "t7"]
+    assert [node.get("note") for node in WAITS._json_graph(payload)["nodes"]] == ["nightly", "worker 7"]
+
+
 def test_omitted_edges_and_requests_are_counted() -> None:
     lines = report(inspected(row(8, "a", blockers=[blocker(7)], blockersTotal=12), queueTotal=3_000))
     assert lines[-2] == "11 edges are not shown: the server lists only the first blockers of each waiter."
