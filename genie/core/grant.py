@@ -499,7 +499,7 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
         ):
             return request.transaction is not None and _already_owns(table, request, request.transaction)
     for name in request.shared:
-        if (name in uncontended or name in resources) and not _is_compatible(
+        if (name in resources or name in uncontended) and not _is_compatible(
             table, name, request.owner, exclusive=False
         ):
             return request.transaction is not None and _already_owns(table, request, request.transaction)

@@ -44,7 +44,6 @@ from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
 from genie.core.special import MAX_SEARCHED_LEVELS
-from genie.core.tables import MIN_CHECKED_SIZE
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_LISTED_BLOCKERS,
@@ -229,8 +228,8 @@ class LockManager:
                 del grants[name]  # its only grant, because the resource is uncontended
             if not transaction.held and not transaction.waiting:
                 del table.transactions[request.transaction]
-            elif grants_before > MIN_CHECKED_SIZE and grants_before.bit_length() != len(grants).bit_length():
-                transaction.compact()
+            else:
+                transaction.compact_if_halved(grants_before)
         self.deadlines.discard(request.deadline, id)
         request.state = ENDED
         self._outcomes.add(id, SUCCESS)

@@ -301,15 +301,17 @@ class LockedResource:
 
     def add_holder(self, id: int, request: Request) -> None:
         """Add a holder."""
-        self.holders[id] = request
-        if len(self.holders) == MANY_ITEMS:
-            self.holders = ordered(self.holders)
+        holders = self.holders
+        holders[id] = request
+        if len(holders) == MANY_ITEMS:
+            self.holders = ordered(holders)
 
     def remove_holder(self, id: int) -> None:
         """Remove a holder."""
-        del self.holders[id]
-        if len(self.holders) in CHECKED_SIZES:
-            compact(self.holders)
+        holders = self.holders
+        del holders[id]
+        if len(holders) in CHECKED_SIZES:
+            compact(holders)
 
     def holder_mode(self, name: str, holder: Request) -> QueueMode:
         """Return the mode in which `holder` holds this resource, which is `name`.

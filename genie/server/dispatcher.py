@@ -24,7 +24,6 @@ from genie.core import (
     State,
 )
 from genie.core.size import SHORT_TEXT_BYTES, charged_names, excess_bytes, text_bytes, text_excess
-from genie.core.tables import LARGE_SIZES
 from genie.errors import Code, RequestRejected
 from genie.history.records import command_line
 from genie.observability.histogram import BOUNDS_MS
@@ -302,9 +301,7 @@ class Dispatcher:
                     notifier.end_wait(request)
                 session.live_requests -= 1
                 if session.bound:
-                    session.bound.pop(request.id, None)
-                if session.live_requests in LARGE_SIZES:
-                    session.compact()
+                    session.unbind(request)
                 change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"", now)
                 if self._short_charges or self._charges:
                     self.size.credit_request(request.id, request.context.principal)

@@ -9,7 +9,6 @@ from genie import core
 from genie.core import ENDED, SUCCESS, WAITING, Event, LockManager, Released, Request
 from genie.core.context import NO_CONTEXT
 from genie.core.size import SHORT_TEXT_BYTES, text_bytes
-from genie.core.tables import LARGE_SIZES
 from genie.core.view import MAX_COUNTED_ON_ARRIVAL, find_blockers
 from genie.errors import Code, RequestRejected
 from genie.history.recorder import Recorder
@@ -206,9 +205,7 @@ class Notifier:
             session.live_requests -= 1
             if not session.live_requests:
                 self.sessions.on_last_request(session)
-            session.bound.pop(request.id, None)
-            if session.live_requests in LARGE_SIZES:
-                session.compact()
+            session.unbind(request)
             if request.ref is not None or (session.key is not None and message):
                 change = self.retain_reply(session, request, reason, message, now)
         self.size.credit_request(request.id, request.context.principal)

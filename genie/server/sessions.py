@@ -241,23 +241,29 @@ class Session:
     def on_granted(self, request: Request) -> None:
         """Unbind a request that was granted after a wait, unless the held lock also ends with the session."""
         if self.key is None and not request.release_on_disconnect:
-            del self.bound[request.id]
+            self.unbind(request)
 
-    def compact(self) -> None:
-        """Free the slots of removed requests. Called when `live_requests` has become one of `LARGE_SIZES`."""
-        compact(self.bound)
-        compact(self._refs)
+    def unbind(self, request: Request) -> None:
+        """Remove a request from `bound` if it is there."""
+        bound = self.bound
+        bound.pop(request.id, None)
+        if len(bound) in LARGE_SIZES:
+            compact(bound)
 
     def remove(self, request: Request) -> None:
         """Remove a live request, which continues without a session."""
         self.live_requests -= 1
-        self.bound.pop(request.id, None)
+        self.unbind(request)
         if request.ref is not None:
-            self._refs.pop(request.ref, None)
+            self._remove_ref(request.ref)
         request.context = shown_context(request)
         request.origin = None
-        if self.live_requests in LARGE_SIZES:
-            self.compact()
+
+    def _remove_ref(self, ref: str) -> None:
+        refs = self._refs
+        refs.pop(ref, None)
+        if len(refs) in LARGE_SIZES:
+            compact(refs)
 
     def retain(self, reply: RetainedReply) -> None:
         """Retain a terminal reply. The caller enforces `MAX_RETAINED_REPLIES` with `drop_oldest_reply`."""
@@ -273,7 +279,7 @@ class Session:
             return None
         reply = self.retained_replies.popleft()
         if reply.ref is not None and self._refs.get(reply.ref) is reply:  # a later request may have the same ref
-            del self._refs[reply.ref]
+            self._remove_ref(reply.ref)
         return reply
 
     def on_disconnect(self, now: float) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from genie.core import LockManager, Release, Request
 from genie.core.deadlines import Deadlines
+from genie.core.lock_table import Transaction
 from genie.core.model import details_of
 from genie.core.special import Counted
 from genie.core.tables import CHECKED_SIZES, MAX_ITEM_BYTES, MAX_ORDERED_ITEM_BYTES, compact, ordered
 from genie.server.sessions import Session
+from genie.storage.store import RetainedReply
 
 MANY = 3_000
 MAX_BYTES = 2_048
@@ -79,6 +81,16 @@ def of_shared_grants() -> dict[str, int]:
     return manager.table.transactions["T"].grants
 
 
+def transaction_without_steps() -> Transaction:
+    manager, origin = LockManager(), Session(None)
+    requests = [Request((), (f"{number}",), transaction="T", origin=origin) for number in range(MANY)]
+    for request in requests:
+        assert manager.grant_if_uncontended(request, 0)
+    for request in requests[:-1]:
+        assert manager.release_if_uncontended(request.id, origin) is request
+    return manager.table.transactions["T"]
+
+
 def of_waiting() -> dict[int, Request]:
     manager = LockManager()
     lock(manager, "A")
@@ -125,6 +137,26 @@ def session() -> Session:
     return session
 
 
+def of_session_whose_requests_were_granted() -> dict[int, Request]:
+    session = Session(None)
+    requests = [Request(exclusive=("A",)) for _ in range(MANY)]
+    for id_, request in enumerate(requests):
+        request.id = id_
+        session.add_queued(request)
+    for request in requests[:-1]:
+        session.on_granted(request)
+    return session.bound
+
+
+def of_refs_of_replies() -> dict[str, Request | RetainedReply]:
+    session = Session(None, key="k")
+    for id_ in range(MANY):
+        session.retain(RetainedReply(id_, f"{id_}", session, 0.0, b""))
+    for _ in range(MANY - 1):
+        session.drop_oldest_reply()
+    return session._refs
+
+
 DICTS: dict[str, Callable[[], dict]] = {  # type: ignore[type-arg]
     "holders": of_holders,
     "holders of units": of_holders_of_units,
@@ -133,6 +165,8 @@ DICTS: dict[str, Callable[[], dict]] = {  # type: ignore[type-arg]
     "grants": lambda: of_grants(1),
     "grants of requests with many names": lambda: of_grants(300),
     "shared grants": of_shared_grants,
+    "held without steps": lambda: transaction_without_steps().held,
+    "grants without steps": lambda: transaction_without_steps().grants,
     "waiting": of_waiting,
     "units": of_units,
     "asked units": of_asked_units,
@@ -140,7 +174,9 @@ DICTS: dict[str, Callable[[], dict]] = {  # type: ignore[type-arg]
 FEW_DICTS: dict[str, Callable[[], dict]] = {  # type: ignore[type-arg]
     "deadlines": of_deadlines,
     "session's requests": lambda: session().bound,
+    "session's requests that waited": of_session_whose_requests_were_granted,
     "session's refs": lambda: session()._refs,
+    "session's refs of replies": of_refs_of_replies,
 }
 
 
