@@ -114,6 +114,16 @@ async def test_requests_of_one_transaction_are_linked(server: Genie, browser: Br
     assert browser.links() == {("held", waits, first), ("held", last, holds), ("same", holds, waits)}
 
 
+async def test_a_node_without_a_transaction_shows_its_note(server: Genie, browser: Browser) -> None:
+    wire = await Wire.connect(server.address)
+    await wire.lock("exclusive:a", note="nightly", **LONG)
+    await wire.request("exclusive:a", transactionName="transfer-7", note="worker 7", **LONG)
+    last = await wire.request("exclusive:a", **LONG)
+    browser.open(server)
+    browser.until(lambda: len(browser.nodes()) == 3)
+    assert sorted(browser.texts("#graph .node .name")) == sorted([f"#{last}", "(nightly)", "transfer-7"])
+
+
 BARS = """return [...document.querySelectorAll('#graph .node')].map(node => [
     Number(node.dataset.id), node.querySelector('.resource').textContent,
     ...[...node.querySelectorAll('.units:not([hidden])')].map(bar => bar.getBoundingClientRect().width)])"""

@@ -146,7 +146,7 @@ function updateNode(element, node, now, selected, highlighted) {
   const description = isCollapsed ? describeCollapsed(node) : describeRequest(node, age);
   if (isCollapsed) setText(name, collapsedLabel(node));
   else {
-    setText(name, fitText(name, requestLabel(node.request), "", textWidthAvailable));
+    setText(name, fitText(name, ownerLabel(node.request), "", textWidthAvailable));
     setText(time, briefDuration(age));
   }
   setText(title, description);
@@ -175,9 +175,15 @@ function updateBracket(element, { x, y, width, height, textX }) {
   text.setAttribute("y", height / 2 + 4);
 }
 
+/** Return the transaction of a request. Without one, return its note in parentheses, or its id if it has no note either. */
+function ownerLabel(request) {
+  const isNoted = request.transactionName === undefined && request.note !== undefined;
+  return isNoted ? `(${escapeInvisible(request.note)})` : requestLabel(request);
+}
+
 function describeRequest({ request, state }, age) {
   const verb = state === "held" ? "holds" : "waits for";
-  return `${requestLabel(request)} ${verb} ${escapeInvisible(request.resources.join(", "))} since ${formatDuration(age)}`;
+  return `${ownerLabel(request)} ${verb} ${escapeInvisible(request.resources.join(", "))} since ${formatDuration(age)}`;
 }
 
 const collapsedLabel = ({ collapsed, state }) => `${formatCount(collapsed)} more ${state === "held" ? "hold it" : "wait"}`;
