@@ -25,7 +25,7 @@ from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree, range_below
-from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResource
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS, LockedResource, move_steps
 from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 MAX_SEARCH_STEPS = 3_000
@@ -461,8 +461,8 @@ def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Re
             entries = [first, *between, last]
             order = rearranged_order([entry[2] for entry in entries], name, ranks)
             if order is not None:
-                moves = sum(entry[2] is not request for entry, request in zip(entries, order, strict=True))
-                budget.spend(STEPS_PER_MOVE * moves)
+                moves = [request for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
+                budget.spend(move_steps(moves))
                 rearrangement[name] = (entries, order)
     return rearrangement
 

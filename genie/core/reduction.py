@@ -30,7 +30,7 @@ from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree, contains
-from genie.core.wait_queue import MAX_ARRIVAL_STEPS, STEPS_PER_MOVE, LockedResource
+from genie.core.wait_queue import MAX_ARRIVAL_STEPS, LockedResource, move_steps
 from genie.lock_modes import CONFLICTS, IS, IX, SIX, QueueMode, S, U, UnitCount, X
 
 STEPS_PER_WAITER = 3
@@ -679,8 +679,8 @@ class Reduction:
                 self._budget.spend(len(entries) ** 2 // ORDER_STEPS)
                 order = _ordered(requests, name, ranks)
             if order is not None:
-                moves = sum(entry[2] is not request for entry, request in zip(entries, order, strict=True))
-                self._budget.spend(STEPS_PER_MOVE * moves)
+                moves = [request for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
+                self._budget.spend(move_steps(moves))
                 rearrangement[name] = (entries, order)
         return rearrangement
 

@@ -27,8 +27,9 @@ MAX_ARRIVAL_STEPS = 6_000
 """Maximum number of steps to find the place of a new request in the wait queues and in the wait-for graph. One step reads an
 edge of the graph, reads a resource that an owner waits for, reads a request in a queue that is rearranged, or ranks an
 owner. A request that needs more steps is rejected."""
-STEPS_PER_MOVE = 3
-"""Steps for which the move of a request to another position counts, because the new position must be stored."""
+STEPS_PER_MOVE = 2
+"""Steps for which the move of a request to another position counts, besides one for each of its names: the whole request must
+be stored again, with up to 1,024 names."""
 
 _last = itemgetter(-1)
 
@@ -265,6 +266,11 @@ NO_WAITERS: Final[UnitCount] = (0, maxsize)
 """The units that no waiters ask for, and their limit."""
 
 
+def move_steps(requests: Iterable[Request]) -> int:
+    """Return the steps for which the moves of requests to other positions count."""
+    return sum([STEPS_PER_MOVE + request.name_count() for request in requests])
+
+
 def _sum(one: UnitCount, other: UnitCount) -> UnitCount:
     return one[0] + other[0], min(one[1], other[1])
 
@@ -452,20 +458,22 @@ class WaitQueue:
         entry = request.entry(name)
         steps = moved.get(request, 0) + len(self.inverted or ())
         demoted = self._last_demoted(name, request.priority)
-        limit = max(0, MAX_ARRIVAL_STEPS - steps) // STEPS_PER_MOVE
+        room = max(0, MAX_ARRIVAL_STEPS - steps)
+        limit = room // STEPS_PER_MOVE
         if demoted is not None:
             others = [*self.entries_between(entry, demoted, limit), demoted]
         else:
             others = self._lower_priorities_before(entry, request, limit)
         self.add(entry, mode)
-        if len(others) <= limit:
-            requests = [other[2] for other in others]
+        requests = [other[2] for other in others]
+        moves = move_steps(requests)
+        if moves <= room:
             if demoted is not None:
                 changed = self.rearrange(name, [entry, *others], [*requests, request])
             else:
                 changed = self.rearrange(name, [*others, entry], [request, *requests])
             moved |= dict.fromkeys(changed, 0)
-        moved[request] = steps + STEPS_PER_MOVE * len(others)
+        moved[request] = steps + moves
 
     def _last_demoted(self, name: str, priority: float) -> QueueEntry | None:
         """Return the last entry at a position of lower priority than `priority` whose request has at least this priority, or

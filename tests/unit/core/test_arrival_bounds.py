@@ -209,6 +209,28 @@ def test_an_insertion_that_moves_too_many_requests_is_rejected(monkeypatch: pyte
     assert state_of(target) == before
 
 
+@pytest.mark.parametrize(("names", "is_admitted"), [(1, True), (40, False)])
+def test_an_insertion_moves_requests_with_a_bounded_number_of_names(
+    monkeypatch: pytest.MonkeyPatch, names: int, is_admitted: bool
+) -> None:
+    """Each moved request is stored again, with all its names."""
+    target = core.LockManager()
+    request(target, "q", "r")
+    for number in range(50):
+        request(target, f"a{number}", transaction=f"T{number}")
+    for number in range(50):
+        others = [f"w{number}-{other}" for other in range(names)]
+        request(target, f"a{number}", "q", *others, priority=10)
+    for number in range(50):
+        request(target, "q", transaction=f"T{number}")  # put before the request that waits for it
+    assert target.rearrangements == 50
+    limit_steps(monkeypatch, 1_000, 500)
+    before = state_of(target)
+    events = request(target, "r", "q", priority=5)
+    assert isinstance(events[0], core.GraphFull) is not is_admitted
+    assert (state_of(target) == before) is not is_admitted
+
+
 def test_a_failed_try_lock_leaves_a_queue_with_inverted_priorities_as_it_was() -> None:
     target = inverted_queue(5)
     before = state_of(target)

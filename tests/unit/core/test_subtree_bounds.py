@@ -184,6 +184,21 @@ def test_waiters_with_many_names_below_a_new_subtree_count_as_several(monkeypatc
     check(manager)
 
 
+@pytest.mark.parametrize(("names", "is_admitted"), [(1, True), (200, False)])
+def test_a_rearrangement_moves_waiters_with_a_bounded_number_of_names(names: int, is_admitted: bool) -> None:
+    """Each moved request is stored again, with all its names."""
+    manager = LockManager()
+    step(manager, "a/**")
+    step(manager, "r", transaction="P")
+    step(manager, "a/**", "r", transaction="T")
+    for number in range(40):
+        step(manager, *(f"a/{number}/{other}" for other in range(names)))
+    last = step(manager, "a/p", transaction="P")  # put before the request of T, so that all others move
+    assert manager.rearrangements == is_admitted
+    assert (last.id in manager.table.waiting) is is_admitted
+    check(manager)
+
+
 def test_the_waiters_below_a_new_subtree_count_as_entries_of_the_wait_queues() -> None:
     manager = LockManager()
     for _ in range(5):
