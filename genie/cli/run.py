@@ -352,7 +352,7 @@ def _warn_of_plain_name(resource: str) -> None:
     """Print a warning if a resource is one plain name, but looks as if it meant another mode or many names."""
     name = parse_resource(resource)[1]
     if _SECOND_MODE.match(name):
-        print_message(f"{resource} locks the plain name {name!r}: a resource has only one mode")
+        print_message(f"{resource} locks the name {name!r}: a resource has only one mode")
     elif _OTHER_PATTERN.search(name) and not is_subtree(name):
         print_message(f"{resource} locks one plain name: only a name that ends in /** means all names below it")
 
