@@ -147,6 +147,7 @@ class ReplicatedRedis(SimRedis):
         self._connections.clear()
         self._replicas.clear()
         self._scripts.clear()
+        self.run_id, self.started_at = self.process.name, self._loop.time()
         self._upstream = self._following_task = None
         self._loop.spawn(self.process, self._serve_and_follow())
 

@@ -500,11 +500,20 @@ class ReplyChecker(Checker):
         requests = [
             command for command in pending if command.name == "request" and ref is not None and command.ref == ref
         ]
-        if requests and connection.quiet and not self._is_answered_in_order(requests[0], connection):
+        matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
+        is_known_end = request is not None and request.ended_at is not None and not notification_fields
+        replies_to_release = (
+            is_known_end and matching and requests and pending.index(matching[0]) < pending.index(requests[0])
+        )
+        if (
+            requests
+            and connection.quiet
+            and not replies_to_release
+            and not self._is_answered_in_order(requests[0], connection)
+        ):
             pending.remove(requests.pop(0))  # the request waited, and this is the first message about the request
             if request is not None and request.ended_at is None:
                 self._note_repeated(entry)
-        matching = by_id or [command for command in pending if command.is_release_by_ref and command.ref == ref]
         if connection.quiet and requests:
             matching = sorted([*matching, requests[0]], key=pending.index)
         if matching and (matching[0].name == "request" or not notification_fields):

@@ -75,6 +75,8 @@ REGRESSION_SEEDS = [
     5000397,  # a former leader restored its waiting requests with the queues of subtrees that had ended
     5001046,  # a session was resumed while it ended by `bye`: a repeated request was granted twice
     5020425,  # a failover elected a former leader's Redis, which had been cut off with it and lacked what others had stored
+    5021232,  # a request that had ended was repeated after a release by ref, whose reply was taken for that of the request
+    5020721,  # Redis restarted and lost a takeover, and the leader before it restarted and led again at once
     2081318,  # a server was killed and started again between two samples of the impairments
     5011762,  # the reply to a release by ref was lost, and its session ended by bye
     5012097,  # a hello arrived after that of a later connection, and took the session over

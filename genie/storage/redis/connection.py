@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from math import inf
+from typing import Any, NamedTuple, cast
 
 import hiredis
 from redis.asyncio.connection import SSLConnection
@@ -52,6 +53,20 @@ def _redacted(password: str | None, error: ErrorReply) -> ErrorReply:
     return ErrorReply(text if password is None or password not in text else f"{error.code} the password was rejected")
 
 
+class RedisRun(NamedTuple):
+    """One run of a Redis process. A Redis that restarts may have lost its last writes.
+
+    `id` is empty if unknown. `started_at` is the latest event-loop time at which the run may have started, or `-inf` if
+    unknown.
+    """
+
+    id: str
+    started_at: float
+
+
+UNKNOWN_RUN = RedisRun("", -inf)
+
+
 class RedisConnection(asyncio.Protocol):
     """One connection to Redis. The caller sends the next command only after the reply to the previous one."""
 
@@ -59,6 +74,8 @@ class RedisConnection(asyncio.Protocol):
     """True: send ASKING before each command, which a cluster node requires while it is importing the slot."""
     version = 0, 0
     """The (major, minor) version of this Redis, or (0, 0) if unknown."""
+    run = UNKNOWN_RUN
+    """Which run of this Redis accepted the connection."""
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(replyError=ErrorReply)

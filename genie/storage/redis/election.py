@@ -12,8 +12,10 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum, auto
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple
 
+from genie.storage.redis.connection import UNKNOWN_RUN, RedisRun
 from genie.storage.redis.keyspace import LeaderEpoch, Meta
 from genie.storage.redis.log import Position
 from genie.storage.redis.replica import LocalReplica
@@ -69,6 +71,8 @@ class Candidacy:
     """The id of the last log entry since `empty_since`: Redis may have lost the metadata, but not the log."""
     rollback: tuple[LeaderEpoch, Position] | None = None
     """The last epoch and position at which Redis lacked commits that this node has replicated."""
+    redis_run: RedisRun = UNKNOWN_RUN
+    """The run of the Redis whose `meta` was read."""
     expired_epoch: LeaderEpoch | None = None
     """The epoch whose lease has expired at the last read of the log. None if its leader may be alive."""
 
@@ -103,13 +107,27 @@ class Candidacy:
         return self.last_sign_of_life if self.rollback == (meta.epoch, meta.position) else now
 
 
-def is_vacant(meta: Meta, candidacy: Candidacy, node: Node) -> bool:
+def _lost_leader_gone_at(meta: Meta, candidacy: Candidacy, node: Node) -> float:
+    """Return the event-loop time until which a leader may be alive whose takeover Redis has lost.
+
+    Redis loses its last writes only when it restarts. Within a lease the leader restores them, or its lease expires. The time
+    is `-inf` if Redis has not restarted since the last takeover or resignation that it has.
+    """
+    run = candidacy.redis_run
+    return -inf if run.id == meta.run_id else run.started_at + (meta.node or node).lease_ms / 1000
+
+
+def is_vacant(meta: Meta, candidacy: Candidacy, node: Node, now: float) -> bool:
     """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before a restart.
 
-    A restart of this node counts only if a leader was seen alive at this Redis. Otherwise this Redis may be a new primary
-    that lacks the takeover by a later leader.
+    A restart of this node counts only if this Redis does not lack the takeover by a later leader: a leader was seen alive at
+    this Redis, and Redis has not restarted within a lease.
     """
-    return meta.node is None or (candidacy.has_seen_leader and node.is_restart_of(meta.node))
+    return meta.node is None or (
+        candidacy.has_seen_leader
+        and node.is_restart_of(meta.node)
+        and now >= _lost_leader_gone_at(meta, candidacy, node)
+    )
 
 
 def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica) -> float:
@@ -134,7 +152,7 @@ def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node:
     if meta is None:
         return _on_empty(candidacy, replica, node, now)
     diverged = replica.read_history.position > (0, 0) and not meta.history.contains(replica.read_history.position)
-    handle = _on_vacant if is_vacant(meta, candidacy, node) else _on_leader
+    handle = _on_vacant if is_vacant(meta, candidacy, node, now) else _on_leader
     return handle(meta, candidacy, replica, node, now, diverged=diverged)
 
 
@@ -182,7 +200,8 @@ def _on_vacant(
         # The leader that made the missing commits may be alive, and still be connected to the former primary.
         not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
         return Decision(Action.ACQUIRE, not_before, rolled_back=True, delayed=delayed)
-    return Decision(Action.ACQUIRE, delayed=delayed)
+    lost_leader_gone_at = _lost_leader_gone_at(meta, candidacy, node)
+    return Decision(Action.ACQUIRE, None if now >= lost_leader_gone_at else lost_leader_gone_at, delayed=delayed)
 
 
 def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, now: float) -> Decision:

@@ -138,6 +138,7 @@ class Follower:
         """
         started_at = self._loop.time()
         meta = await self._keyspace.read()
+        self._candidacy.redis_run = self._keyspace.primary.run
         self._outage_log.on_reached(self._loop.time())
         lease_expired = self._candidacy.expired_epoch is not None
         if not lease_expired:  # otherwise `decide` needs the observations from before
@@ -186,7 +187,7 @@ class Follower:
                 candidacy.empty_since, candidacy.empty_log_end = self._loop.time(), log_end
             return
         candidacy.empty_since = None
-        if meta.node is not None and not is_vacant(meta, candidacy, self._node):
+        if meta.node is not None and not is_vacant(meta, candidacy, self._node, self._loop.time()):
             self._set_leader(None if self._node.is_restart_of(meta.node) else meta.node.address)
         elif self._leader is None:
             self._report_role()

@@ -5,7 +5,7 @@ All keys are in one hash slot, by the tag `{namespace}`:
 | key | type | content | |---|---|---| | `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each
 takeover (`log.py`) | | `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0`
 so that the hash is never empty | | `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader;
-its `node` (empty: resigned); | | | | `history`; `state`, the key of the current state; its `checkpoint` (see `Meta`) | |
+its `node` (empty: resigned); | | | | `history`; `state`, the key of the current state; its `checkpoint`; `run_id` of the Redis (see `Meta`) | |
 `{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty | | `{namespace}:positions` | hash |
 candidate to its replicated position, during an election | | `{namespace}:transfer_request` | string | which node asks for
 leadership, and how many namespaces it leads; expires | | `{namespace}:snapshots` | set | all keys of states, registered
@@ -99,7 +99,8 @@ class Meta:
 
     `epoch` and `node` are those of the current or last leader. `node` is None if the leader has resigned. `position` is the
     position of the last log entry, or of the checkpoint if the log was lost (`has_log` is False). `before` are the last
-    positions of the earlier epochs.
+    positions of the earlier epochs. `run_id` is the run of the Redis to which the last takeover or resignation was written,
+    or empty if unknown.
     """
 
     epoch: LeaderEpoch
@@ -108,6 +109,7 @@ class Meta:
     checkpoint: Checkpoint
     before: tuple[Position, ...]
     has_log: bool = True
+    run_id: str = ""
 
     @property
     def history(self) -> EpochHistory:
@@ -222,7 +224,8 @@ class Keyspace:
             if not last_id:  # the log was lost, but not the metadata: the state is that of the checkpoint
                 position = checkpoint.position
                 ends = EpochHistory(ends).up_to(position).ends[:-1]
-            return Meta(epoch, decode_node(meta["node"]), position, checkpoint, ends, bool(last_id))
+            run_id = meta.get("run_id", b"").decode()
+            return Meta(epoch, decode_node(meta["node"]), position, checkpoint, ends, bool(last_id), run_id)
         except (ValueError, DecodeError) as error:
             raise UnknownFormat(f"{self.meta}: a field is invalid: {error}; restore it from a backup") from None
 
@@ -440,7 +443,7 @@ class Keyspace:
             _RESIGN,
             [self.meta, self.log],
             *(number, self.epoch.nonce, encode_position((number, last_index))),
-            *(encode_position((number, last_index + 1)), batch),
+            *(encode_position((number, last_index + 1)), batch, self.primary.run.id),
         )
 
     async def collect_garbage(self) -> None:
@@ -476,6 +479,7 @@ class Keyspace:
             b"" if checkpoint is None else checkpoint.encode(),
             takeover.record_count,
             candidate_id or "",
+            self.primary.run.id,
         )
         if status == b"lost":
             raise RedisFailure(f"Redis has lost records of the snapshot {epoch.state} while it was written")

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure
+from genie.storage.redis.connection import UNKNOWN_RUN, ErrorReply, RedisConnection, RedisFailure, RedisRun
 from genie.storage.redis.discovery import PrimaryLocation, discovery_for
 from genie.storage.redis.url import Address, RedisUrl
 from genie.storage.store import StoreMemory, UnsafeStore
@@ -31,6 +31,8 @@ DENIED_CODES = ("WRONGPASS", "NOAUTH", "NOPERM")
 ALLOW_OOM_SHEBANG = b"#!lua flags=allow-oom\n"
 """The first line of a script that Redis also runs while it is out of memory. Requires Redis 7."""
 VERSION = re.compile(rb"^redis_version:(\d+)(?:\.(\d+))?", re.MULTILINE)
+RUN_ID = re.compile(rb"^run_id:(\S+)", re.MULTILINE)
+UPTIME = re.compile(rb"^uptime_in_seconds:(\d+)", re.MULTILINE)
 MEMORY = re.compile(rb"^(used_memory|maxmemory):(\d+)\r?$", re.MULTILINE)
 SCRIPTS = files("genie.storage.redis").joinpath("lua")
 CALL_SCRIPT = SCRIPTS.joinpath("call.lua").read_bytes()
@@ -213,6 +215,11 @@ class Primary:
         return self._connection is not None and self._connection.asking
 
     @property
+    def run(self) -> RedisRun:
+        """The run of the connected Redis, or `UNKNOWN_RUN` while disconnected."""
+        return UNKNOWN_RUN if self._connection is None else self._connection.run
+
+    @property
     def address(self) -> Address | None:
         """The address of the connected Redis, or None while disconnected."""
         return None if self._connection is None else self._connection.address
@@ -240,25 +247,30 @@ class Primary:
         replicas = len(reply[2])
         if replicas < self._min_replicas:
             raise RedisFailure(f"{connection.address} has {replicas} replicas, and must have {self._min_replicas}")
-        connection.version = await _version(connection)
+        await _read_server_info(connection)
         if self._fsync and (0, 0) < connection.version < (7, 2):
             raise RedisFailure(
                 f"{connection.address} is Redis {connection.version[0]}.{connection.version[1]}; GENIE_REDIS_FSYNC needs 7.2"
             )
 
 
-async def _version(connection: RedisConnection) -> tuple[int, int]:
-    """Return the (major, minor) version that the server reports.
+async def _read_server_info(connection: RedisConnection) -> None:
+    """Set the version and the run of a connection's Redis, as far as the server reports them.
 
-    Returns (0, 0) if the server reports no version, or if INFO does not exist or is not allowed.
+    Nothing is set if INFO does not exist or is not allowed.
     """
     try:
-        match = VERSION.search(await connection.call("INFO", "server"))
+        info = await connection.call("INFO", "server")
     except ErrorReply as error:
         if error.code not in UNSUPPORTED_CODES:
             raise
-        return 0, 0
-    return (0, 0) if match is None else (int(match[1]), int(match[2] or 0))
+        return
+    if version := VERSION.search(info):
+        connection.version = int(version[1]), int(version[2] or 0)
+    if (run_id := RUN_ID.search(info)) and (uptime := UPTIME.search(info)):
+        # Redis subtracts whole seconds, so the uptime may be up to a second too long.
+        started_at = asyncio.get_running_loop().time() - max(0, int(uptime[1]) - 1)
+        connection.run = RedisRun(run_id[1].decode(), started_at)
 
 
 async def read_memory(primary: Primary) -> StoreMemory | None:

@@ -139,6 +139,7 @@ class Redis(Process):
             "history": "0-0",
             "state": f"{tag}:state:1",
             "checkpoint": "1-0 0 1 1",
+            "run_id": self.call("INFO", "server")["run_id"],
         }
         if not self.call("EXISTS", f"{tag}:meta"):
             self.call("XADD", f"{tag}:log", "1-0", "base", "0-0", "node", "")

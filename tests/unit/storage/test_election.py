@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from genie.storage.redis.connection import RedisRun
 from genie.storage.redis.election import Action, Candidacy, Decision, decide, rank_delay_s
 from genie.storage.redis.keyspace import Checkpoint, LeaderEpoch, Meta
 from genie.storage.redis.log import EpochHistory, LogReader, Position
@@ -22,7 +23,7 @@ EMPTY: tuple[Position, ...] = ((0, 0),)
 
 
 def meta_of(node: Node | None, *, index: int = 3) -> Meta:
-    return Meta(EPOCH, node, (7, index), Checkpoint((7, 0), Batch()), ((0, 0),))
+    return Meta(EPOCH, node, (7, index), Checkpoint((7, 0), Batch()), ((0, 0),), run_id="a")
 
 
 def replica_of(*read: Position, loaded: bool = True, led: Position | None = None) -> LocalReplica:
@@ -88,6 +89,18 @@ GRACE_S = 1.0
         ),
         # -- the stored leader is this node before its restart
         (meta_of(RESTARTED), candidacy_of(), UP_TO_DATE, Decision(Action.ACQUIRE)),
+        # -- Redis has restarted within a lease, and may have lost the takeover of a leader that is alive
+        (meta_of(RESTARTED), candidacy_of(redis_run=RedisRun("b", NOW - 2)), UP_TO_DATE, Decision(Action.TAIL_LOG)),
+        (meta_of(RESTARTED), candidacy_of(redis_run=RedisRun("b", NOW - 3)), UP_TO_DATE, Decision(Action.ACQUIRE)),
+        (
+            meta_of(None),
+            candidacy_of(redis_run=RedisRun("b", NOW - 2)),
+            UP_TO_DATE,
+            Decision(Action.ACQUIRE, NOW + 1, delayed=True),
+        ),
+        (meta_of(None), candidacy_of(redis_run=RedisRun("a", NOW - 2)), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
+        (meta_of(RESTARTED), candidacy_of(redis_run=RedisRun("a", NOW - 2)), UP_TO_DATE, Decision(Action.ACQUIRE)),
+        (meta_of(None), candidacy_of(redis_run=RedisRun("b", NOW - 3)), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
         # -- a node must not lead with records that it cannot decode, so it loads them first
         (meta_of(None), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
         (meta_of(RESTARTED), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from genie.core import Request, State
 from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
-from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.connection import UNKNOWN_RUN, RedisFailure, RedisRun
 from genie.storage.redis.election import LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
@@ -52,6 +52,7 @@ class ScriptedKeyspace:
     """The stored lineage when leadership is acquired; None: another node is always faster."""
     epoch: LeaderEpoch = EPOCH
     address: Address | None = None
+    run: RedisRun = UNKNOWN_RUN
 
     @property
     def primary(self) -> ScriptedKeyspace:
@@ -216,6 +217,19 @@ async def test_a_vacant_namespace_is_acquired_at_once_where_redis_has_everything
     assert keyspace.calls == ["loaded"], "a node must not lead with records that it cannot decode"
     await follower._step()
     assert keyspace.calls == ["loaded", "acquired"]
+
+
+async def test_a_leader_whose_takeover_redis_has_lost_in_a_restart_has_a_lease_to_return() -> None:
+    """Redis has no leader stored, because the last one that it knows has resigned."""
+    keyspace = ScriptedKeyspace(led_by(None))
+    follower = follower_of(keyspace)
+    follower._replica.lazy = LazyReplica(StateMachine())
+    keyspace.run = RedisRun("restarted", asyncio.get_running_loop().time())
+    assert await follower._step() is None
+    assert not keyspace.calls
+    keyspace.run = RedisRun("restarted", keyspace.run.started_at - OWN.lease_ms / 1000)
+    await follower._step()
+    assert keyspace.calls == ["acquired"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from genie.storage.redis.connection import UNKNOWN_RUN
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import MAX_EPOCHS
 from genie.storage.store import Batch, Node, UnknownFormat
@@ -13,6 +14,8 @@ from genie.storage.store import Batch, Node, UnknownFormat
 
 class RecordingPrimary:
     """Stands in for the primary: every script succeeds."""
+
+    run = UNKNOWN_RUN
 
     def __init__(self) -> None:
         self.arguments: tuple[object, ...] = ()

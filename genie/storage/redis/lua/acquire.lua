@@ -4,7 +4,7 @@
 -- ARGV: epoch, nonce; the epoch, the nonce and the id of the last log entry that the candidate has read ('' where there is
 --       none); the node; the format version; the position from which the epoch continues ('' for a restored snapshot); the
 --       history of the earlier epochs; the checkpoint ('' to keep the stored one); the number of records in a restored
---       snapshot; the id of the candidate ('' if it need not be registered)
+--       snapshot; the id of the candidate ('' if it need not be registered); the id of this run of Redis ('' if unknown)
 -- Returns 'ok', also if this epoch was acquired before; 'other' if meta or the log has changed since the candidate read it;
 -- 'lost' if records of the restored snapshot are missing.
 local meta = redis.call('HMGET', KEYS[1], 'epoch', 'nonce')
@@ -31,5 +31,6 @@ if ARGV[10] ~= '' then
   redis.call('HSET', KEYS[3], '0', '')
 end
 redis.call('XADD', KEYS[2], ARGV[1] .. '-0', 'base', ARGV[8], 'node', ARGV[6])
-redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9])
+redis.call('HSET', KEYS[1], 'version', ARGV[7], 'epoch', ARGV[1], 'nonce', ARGV[2], 'node', ARGV[6], 'history', ARGV[9],
+  'run_id', ARGV[13])
 return 'ok'

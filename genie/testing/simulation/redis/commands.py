@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
@@ -87,6 +88,9 @@ class Commands:
 
     def __init__(self) -> None:
         self.keys = Keyspace()
+        self.started_at = 0.0
+        """When this run of Redis has started (event-loop time)."""
+        self.run_id = "1"
         self._scripts: dict[bytes, bytes] = {}
         """The cached scripts by SHA-1."""
         self._effects: list[list[bytes]] = []
@@ -144,7 +148,9 @@ class Commands:
         return [b"master", 0, []]
 
     def do_info(self, _command: list[bytes]) -> object:
-        return b"# Server\r\nredis_version:7.2.0\r\n"
+        uptime_s = int(asyncio.get_running_loop().time()) - int(self.started_at)
+        server = f"redis_version:7.2.0\r\nrun_id:{self.run_id}\r\nuptime_in_seconds:{uptime_s}\r\n"
+        return f"# Server\r\n{server}".encode()
 
     def do_config(self, command: list[bytes]) -> object:
         settings = {b"appendonly": b"yes", b"maxmemory": b"0", b"maxmemory-policy": b"noeviction"}

@@ -263,6 +263,7 @@ class SimRedis(Commands):
         """
         self.cut_all()
         self._scripts.clear()
+        self.run_id, self.started_at = f"{self.run_id}'", asyncio.get_running_loop().time()
         return self.keys.undo_last_writes(lost_writes)
 
     def flush(self) -> None:
