@@ -218,6 +218,26 @@ async def test_a_leader_that_cannot_commit_steps_down_and_acquires_leadership_ag
             await wire.close()
 
 
+async def test_a_restarted_leader_waits_if_a_restarted_redis_may_have_lost_a_later_takeover(redis: Redis) -> None:
+    with leader_and_follower(redis, lease=60) as (former, leader):
+        redis.back_up()
+        former.send(signal.SIGTERM)
+        leader.until("leadership acquired")
+        client = await Wire.connect(leader.address)
+        held = await client.lock("exclusive:a", transactionTimeout=600_000)
+        leader.send(signal.SIGSTOP)
+        redis.kill()
+        redis.roll_back()
+        redis.start()
+        former.wait()
+        former.start(wait=False)
+        former.until("leader unknown")
+        leader.send(signal.SIGCONT)
+        assert former.until("listening")["role"] == "follower"
+        assert await client.release(held) == "success"
+        await client.close()
+
+
 async def test_a_leader_that_stepped_down_restores_commits_that_redis_lost(redis: Redis) -> None:
     with running_server(redis) as genie:
         client, _ = await connect_with_session(genie)
