@@ -57,7 +57,7 @@ async def _search(directory: Path, query: Query) -> Result:
         raise ApiError(503, Code.UNAVAILABLE, f"the search took longer than {TIMEOUT_S:g} s") from None
     if process.returncode != 0:
         last_error_line = process.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
-        log.error("history search failed", directory=str(directory), error=last_error_line)
+        log.error("history search failed", directory=str(directory), reason=last_error_line)
         raise ApiError(500, "unreadable", "the history cannot be read; the log of the server has details")
     return msgspec.json.decode(process.stdout, type=Result)
 

@@ -404,7 +404,7 @@ class History:
                 log.warning(
                     "history archiver start failed, retrying",
                     namespace=self._namespace,
-                    error=str(error),
+                    reason=str(error),
                     retry_s=CLEAN_UP_INTERVAL_S,
                 )
             await asyncio.sleep(CLEAN_UP_INTERVAL_S)

@@ -188,7 +188,7 @@ class _Archiver:
                 log.warning(
                     "history archiver start failed, retrying",
                     namespace=self._namespace,
-                    error=str(error),
+                    reason=str(error),
                     retry_s=ARCHIVER_RETRY_S,
                 )
                 self.retry_later()
@@ -321,7 +321,7 @@ class HistoryWriter:
                     "history recording failed, events are dropped until a retry succeeds",
                     namespace=self._namespace,
                     directory=str(self.directory),
-                    error=str(error),
+                    reason=str(error),
                     retry_s=DISK_RETRY_S,
                 )
             if lines:

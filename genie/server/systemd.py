@@ -99,7 +99,7 @@ class SystemdNotifier:
                 log.warning(
                     "systemd notification failed, further failures are not logged",
                     message=" ".join(fields),
-                    error=str(error),
+                    reason=str(error),
                 )
             self._has_failed = True
 

@@ -351,8 +351,8 @@ async def test_a_wrong_password_is_logged_once_and_retried_slowly(redis: Redis) 
     try:
         genie.start(wait=False)
         line = genie.until("store access denied, retrying slowly")
-        assert "WRONGPASS" in line["error"]
-        assert "wrong" not in line["error"].partition("WRONGPASS")[0]
+        assert "WRONGPASS" in line["reason"]
+        assert "wrong" not in line["reason"].partition("WRONGPASS")[0]
         await asyncio.to_thread(genie.send, signal.SIGHUP)  # an event that shows that the server runs on
         genie.until("reload skipped")
         (entry,) = redis.call("ACL", "LOG")
@@ -370,7 +370,7 @@ async def test_a_missing_permission_is_logged_once_and_retried_slowly(redis: Red
     genie.redis_url = redis.url.replace("redis://", "redis://genie:right@")
     try:
         genie.start(wait=False)
-        assert "eval" in genie.until("store access denied, retrying slowly")["error"]
+        assert "eval" in genie.until("store access denied, retrying slowly")["reason"]
         redis.call("ACL", "SETUSER", "genie", "+eval")
         genie.until("listening")
         assert [line["event"] for line in genie.log].count("store access denied, retrying slowly") == 1

@@ -131,7 +131,7 @@ async def test_a_commit_that_is_rejected_when_the_transaction_is_executed_is_ret
             with capture_logs() as lines:
                 queued.held.set()
                 await wait_for_rejection(client.store)
-            errors = [line["error"] for line in lines if line["event"].startswith("store unavailable")]
+            errors = [line["reason"] for line in lines if line["event"].startswith("store unavailable")]
             assert "ACLs rules changed" in errors[0]
             assert not acknowledged.done()
         finally:
@@ -242,7 +242,7 @@ async def test_a_commit_is_retried_until_redis_accepts_writes(
         assert batches(redis) == 2
         events = [line["event"] for line in lines]
         assert events.count("store unavailable, queueing commits") == events.count("store available again") == 1
-        assert break_it.__name__.upper() in lines[0]["error"]
+        assert break_it.__name__.upper() in lines[0]["reason"]
 
 
 async def test_a_commit_is_retried_until_a_busy_script_is_killed(redis: Redis) -> None:
@@ -288,7 +288,7 @@ async def test_a_commit_is_retried_while_redis_loads_its_dataset(redis: Redis) -
             redis.spawn()
 
             async def loading() -> bool:
-                return any(str(line.get("error")).startswith("LOADING") for line in lines)
+                return any(str(line.get("reason")).startswith("LOADING") for line in lines)
 
             await until("commits are rejected with LOADING", loading)
             assert not acknowledged.done()
@@ -363,7 +363,7 @@ async def test_a_leader_that_steps_down_logs_which_acknowledgements_were_missing
             replica.send(SIGCONT)
             await opening
         (line,) = (line for line in lines if line["event"] == NOT_ACKNOWLEDGED)
-        assert line["error"] == "confirmed by 0 of 1 replicas"
+        assert line["reason"] == "confirmed by 0 of 1 replicas"
         await soon(client.lock("c"))
         with capture_logs() as lines:
             client.lock("d")
@@ -413,7 +413,7 @@ async def test_a_master_with_too_few_replicas_is_rejected(plain: Redis) -> None:
         opening = asyncio.create_task(client.open())
 
         async def is_logged() -> bool:
-            return any("has 0 replicas, and must have 1" in str(line.get("error")) for line in lines)
+            return any("has 0 replicas, and must have 1" in str(line.get("reason")) for line in lines)
 
         await until("the error is logged", is_logged)
         opening.cancel()
@@ -461,7 +461,7 @@ async def test_a_redis_that_does_not_write_to_its_disk_is_logged_as_the_cause(pl
         with capture_logs() as lines:
             async with locks(between.url, fsync=True) as client:
                 await soon(client.lock("a"))
-    assert [line["error"] for line in lines if line["event"].startswith("store unavailable")] == [
+    assert [line["reason"] for line in lines if line["event"].startswith("store unavailable")] == [
         f"commit not acknowledged: {text}"
     ]
 
@@ -481,7 +481,7 @@ async def test_commits_wait_for_the_disks_of_the_master_and_its_replica(sync: st
             acknowledged = client.lock("e")
 
             async def is_logged() -> bool:
-                return any("appendonly is disabled" in str(line.get("error")) for line in lines)
+                return any("appendonly is disabled" in str(line.get("reason")) for line in lines)
 
             await until("the error is logged", is_logged)
             assert not acknowledged.done()
@@ -577,7 +577,7 @@ async def test_a_repeated_error_is_logged_once() -> None:
             opening.cancel()
             await asyncio.wait([opening])
         await client.store.close()
-    assert [line["error"] for line in lines] == [f"127.0.0.1:{one.port} has 0 replicas, and must have 1"]
+    assert [line["reason"] for line in lines] == [f"127.0.0.1:{one.port} has 0 replicas, and must have 1"]
 
 
 async def test_an_error_says_that_a_server_is_no_redis() -> None:
@@ -612,8 +612,8 @@ async def test_no_client_is_notified_of_a_commit_that_a_replica_rejected(redis: 
         held = await client.lock("exclusive:a", transactionTimeout=600_000)
         redis.call("REPLICAOF", "127.0.0.1", "1")
         client.send("request", resources=["exclusive:b"], transactionTimeout=600_000)
-        assert "READONLY" in genie.until("store unavailable")["error"]
-        assert "is not a master, its role is slave" in genie.until("store operation failed")["error"]
+        assert "READONLY" in genie.until("store unavailable")["reason"]
+        assert "is not a master, its role is slave" in genie.until("store operation failed")["reason"]
         client.send("ping")
         assert stored(redis) == {held}
         redis.call("REPLICAOF", "NO", "ONE")

@@ -104,7 +104,7 @@ async def test_a_server_that_starts_without_its_store_says_so() -> None:
     server = Genie(admin_port=free_port(), redis_port=free_port())
     server.start(wait=False)
     try:
-        assert "refused" in server.until(NOT_SERVING)["error"].lower()
+        assert "refused" in server.until(NOT_SERVING)["reason"].lower()
         status, text = local_status(server)
         assert (status, text.partition(" since ")[0]) == (1, "genie: store unavailable")
         done = run_genie("status", "--port", str(server.port), "--timeout", "1", env={})

@@ -72,7 +72,7 @@ async def errors(lines: list[dict[str, object]], *codes: str) -> None:
     """Wait until errors with all these codes were logged."""
 
     async def are_logged() -> bool:
-        return all(any(code in str(line.get("error")) for line in lines) for code in codes)
+        return all(any(code in str(line.get("reason")) for line in lines) for code in codes)
 
     await until(f"{codes} in the log", are_logged)
 

@@ -90,7 +90,7 @@ class Checkpointer:
                     await self.write()
                 except (RedisFailure, UnknownFormat) as error:
                     # A rollback or another leader is found and handled by the next commit.
-                    self._log.warning("checkpoint failed, retrying", error=str(error) or type(error).__name__)
+                    self._log.warning("checkpoint failed, retrying", reason=str(error) or type(error).__name__)
 
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""

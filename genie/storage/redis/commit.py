@@ -585,7 +585,7 @@ class CommitWriter:
             if not self.full:
                 self.full = True
                 self._log.error(
-                    "store out of memory, accepting releases only", address=str(connection.address), error=str(error)
+                    "store out of memory, accepting releases only", address=str(connection.address), reason=str(error)
                 )
             batch.form = SCRIPT
             self._send_with_acks(connection, self._encoder.encode_allowing_oom(batch.index, batch.encoded))
@@ -659,7 +659,7 @@ async def retry_until_done(
         except FAILURES as error:
             if str(error) != last_error:
                 last_error = str(error)
-                log.warning("store operation failed, retrying", operation=operation, error=last_error)
+                log.warning("store operation failed, retrying", operation=operation, reason=last_error)
             await asyncio.sleep(round(backoff.next_delay(), 3))
 
 

@@ -127,7 +127,7 @@ class Follower:
                 try:
                     await self._keyspace.collect_garbage()
                 except RedisFailure as error:  # not fatal: leadership is already acquired
-                    self._log.warning("unused key deletion failed, leaving it to the next leader", error=str(error))
+                    self._log.warning("unused key deletion failed, leaving it to the next leader", reason=str(error))
                 self._balancer.set_leader(self._keyspace.name, self._node.address)
                 return state_machine
 
@@ -279,7 +279,7 @@ class Follower:
         except LogIncomplete as error:
             if str(error) != self._logged_load_error:
                 self._logged_load_error = str(error)
-                self._log.error("replica load failed, retrying", error=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S)
+                self._log.error("replica load failed, retrying", reason=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S)
             await asyncio.sleep(INCOMPLETE_LOG_PAUSE_S)
             return
         self._logged_load_error = ""

@@ -52,11 +52,11 @@ class OutageLog:
             return self.current
         self._logged, self._logged_at = (leads, text), now
         if leads:
-            self._log.warning("store unavailable, queueing commits", error=text)
+            self._log.warning("store unavailable, queueing commits", reason=text)
         elif denied:
-            self._log.warning("store access denied, retrying slowly", error=text)
+            self._log.warning("store access denied, retrying slowly", reason=text)
         else:
-            self._log.warning("store unavailable, not serving until it is back", error=text)
+            self._log.warning("store unavailable, not serving until it is back", reason=text)
         return self.current
 
     def on_reached(self, now: float) -> None:

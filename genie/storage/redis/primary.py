@@ -335,7 +335,7 @@ async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
         settings = await _read_configuration(primary)
     except ErrorReply as error:
         hint = "make sure that Redis has appendonly yes and maxmemory-policy noeviction"
-        log.warning("redis configuration check skipped", address=str(primary.address), error=str(error), hint=hint)
+        log.warning("redis configuration check skipped", address=str(primary.address), reason=str(error), hint=hint)
         return
     dangers = _find_dangers(settings, keeps_commits=keeps_commits)
     for danger in dangers:

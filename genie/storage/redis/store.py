@@ -137,7 +137,7 @@ class RedisStore:
         if batch.state is not FINISHED:
             self._unacknowledged.append((self._keyspace.epoch.number, batch.index))
             if batch.ack_error:  # the waits of one commit may last for a lease, and log nothing before
-                self._log.warning("commit not acknowledged by Redis before leadership ended", error=batch.ack_error)
+                self._log.warning("commit not acknowledged by Redis before leadership ended", reason=batch.ack_error)
         await self._step_down()
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
@@ -236,7 +236,7 @@ class RedisStore:
                 except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
                     await self._keyspace.resign(last_index, last)
         except FAILURES as error:
-            self._log.warning("resignation failed, the next leader waits for the lease to expire", error=str(error))
+            self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=str(error))
 
     async def close(self) -> None:
         """Stop committing and disconnect. The leader stored in Redis is unchanged: other nodes wait for the lease to expire."""

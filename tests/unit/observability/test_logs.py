@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import genie
 from genie.text import is_printable
 
 SCRIPT = """
@@ -56,3 +59,16 @@ def test_the_log_shows_control_characters_as_escapes(form: str, path: str) -> No
     assert path in lines[0]
     if form == "json":
         assert json.loads(lines[0])["path"] == "/\x9b2J\u202e\u2028x"
+
+
+def test_the_field_for_the_text_of_an_error_has_one_name() -> None:
+    fields = {
+        (path.name, keyword.arg)
+        for path in Path(genie.__file__).parent.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if call.func.attr in {"debug", "info", "warning", "error"}
+        for keyword in call.keywords
+    }
+    assert "reason" in {field for _, field in fields}
+    assert [each for each in sorted(fields, key=str) if each[1] == "error"] == []

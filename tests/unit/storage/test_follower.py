@@ -398,7 +398,7 @@ async def test_a_node_that_has_taken_over_leads_although_it_can_not_delete_garba
     assert keyspace.calls == ["loaded", "acquired"]
     assert balancer.count("own") == 1
     (line,) = [line for line in lines if line["log_level"] == "warning"]
-    assert line["error"] == "the connection to 127.0.0.1:6379 ended: closed"
+    assert line["reason"] == "the connection to 127.0.0.1:6379 ended: closed"
 
 
 async def test_a_follower_reports_when_its_replica_has_caught_up() -> None:
