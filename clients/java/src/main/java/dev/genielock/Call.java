@@ -1,13 +1,17 @@
 package dev.genielock;
 
-import java.util.ArrayList;
-import java.util.List;
 import java.util.Map;
-import java.util.Optional;
-import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 
-/** A command without an answer. The mutex of the session protects the fields that are not final. */
-final class Call {
+/**
+ * A command, as a future of its answer. The answer is null if there is none but success. Its callers may wait for less than that:
+ * see {@link Session#giveUp}. The mutex of the session protects the fields that are not final.
+ */
+final class Call extends CompletableFuture<Wire.Message> {
     static final long UNSENT = Long.MIN_VALUE;
 
     /** The order of the commands; also the ref of most. */
@@ -17,8 +21,6 @@ final class Call {
     final Map<String, Object> fields;
     /** Of a request, an extend and most releases; otherwise null. */
     final Lock lock;
-    /** Counted down with the answer. */
-    final CountDownLatch done = new CountDownLatch(1);
     byte[] line;
     /** Of a watch; otherwise null. */
     Watch watch;
@@ -38,10 +40,6 @@ final class Call {
     long grantedId;
     /** A release of a lock that this client has not requested. */
     boolean isUnknown;
-    /** What to do with the answer, after the mutex is unlocked. */
-    private final List<Runnable> listeners = new ArrayList<>(0);
-    private Wire.Message answer;
-    private GenieException error;
 
     Call(long number, String name, String ref, Map<String, Object> fields, Lock lock) {
         this.number = number;
@@ -63,23 +61,30 @@ final class Call {
 
     double transactionTimeoutMs() { return (double) fields.get("transactionTimeout"); }
 
-    void complete(Wire.Message message, Optional<GenieException> failure) {
-        answer = message;
-        error = failure.orElse(null);
+    /** Completes the future: with the failure, unless it is null, otherwise with the answer. */
+    void end(Wire.Message answer, GenieException failure) {
+        if (failure == null) {
+            complete(answer);
+        } else {
+            completeExceptionally(failure);
+        }
     }
 
-    /** Adds what to do with the answer, in {@link Async#EXECUTOR}. The call has no answer yet. */
-    void addListener(Runnable listener) { listeners.add(listener); }
-
-    /** Wakes the callers of a call that is complete. */
-    void wake() {
-        done.countDown();
-        listeners.forEach(Async.EXECUTOR::execute);
+    /** Waits until the call has ended, or for a limit in ns. */
+    void await(long limit) throws InterruptedException {
+        try {
+            get(limit, TimeUnit.NANOSECONDS);
+        } catch (ExecutionException | TimeoutException e) {
+            // the caller asks for the result next
+        }
     }
 
-    /** Returns the answer, null if there is none but success, or throws the error. */
+    /** Returns the answer of a call that has ended, or throws its failure. */
     Wire.Message result() {
-        if (error != null) throw error.copy();
-        return answer;
+        try {
+            return join();
+        } catch (CompletionException e) {
+            throw ((GenieException) e.getCause()).copy();
+        }
     }
 }

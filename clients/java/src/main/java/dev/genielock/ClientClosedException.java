@@ -1,10 +1,8 @@
 package dev.genielock;
 
-import java.util.Optional;
-
 /** The client was closed. */
 public final class ClientClosedException extends GenieException {
     private static final long serialVersionUID = 1L;
 
-    ClientClosedException() { super("the client is closed", Optional.empty()); }
+    ClientClosedException() { super("the client is closed", null); }
 }

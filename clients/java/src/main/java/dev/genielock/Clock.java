@@ -1,5 +1,6 @@
 package dev.genielock;
 
+import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 
@@ -9,15 +10,10 @@ interface Clock {
     long now();
 
     /** Calls the task once after a delay in ns, in the thread of the clock. */
-    Timer schedule(Runnable task, long delay);
+    Future<?> schedule(Runnable task, long delay);
 
     /** Ends all timers. */
     void close();
-
-    /** A scheduled task. */
-    interface Timer {
-        void cancel();
-    }
 
     /** The clock of the machine. */
     final class Real implements Clock {
@@ -35,10 +31,7 @@ interface Clock {
         public long now() { return System.nanoTime() - ORIGIN; }
 
         @Override
-        public Timer schedule(Runnable task, long delay) {
-            var future = executor.schedule(task, delay, TimeUnit.NANOSECONDS);
-            return () -> future.cancel(false);
-        }
+        public Future<?> schedule(Runnable task, long delay) { return executor.schedule(task, delay, TimeUnit.NANOSECONDS); }
 
         @Override
         public void close() { executor.shutdownNow(); }

@@ -11,6 +11,7 @@ import java.net.SocketTimeoutException;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Optional;
+import java.util.concurrent.Future;
 import java.util.concurrent.atomic.AtomicReference;
 import java.util.function.Consumer;
 import javax.net.ssl.SSLSocket;
@@ -53,7 +54,7 @@ final class Connection {
     private volatile boolean hasRead; // since the last step of the keepalive
 
     // The mutex of the session protects the rest.
-    private Clock.Timer timer; // limits the time until the answer to the first ping, and then keeps the session alive
+    private Future<?> timer; // limits the time until the answer to the first ping, and then keeps the session alive
     private Call ping; // the last ping of the keepalive
     private long silence; // the steps since then without a message
     private ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands for the writer
@@ -91,13 +92,13 @@ final class Connection {
     }
 
     private void onWelcome(Wire.Message message) throws IOException {
-        String wanted = session.config.namespace;
+        String wanted = session.config.namespace();
         if (!wanted.isEmpty() && !message.text("namespace").equals(wanted)) {
             throw new IOException("the server serves the namespace '" + message.text("namespace") + "', not '" + wanted + "'");
         }
         isResumed = message.isTrue("resumed");
         long interval = Wire.nanos(message.number("pingInterval"));
-        pingInterval = Math.min(interval > 0 ? interval : DEFAULT_PING_INTERVAL, session.config.sessionTimeout / LEASE_PARTS);
+        pingInterval = Math.min(interval > 0 ? interval : DEFAULT_PING_INTERVAL, session.config.sessionTimeout() / LEASE_PARTS);
     }
 
     private void dial(InetSocketAddress endpoint) throws IOException {
@@ -106,7 +107,7 @@ final class Connection {
         stream.connect(endpoint); // the timer closes the socket
         Socket socket = stream;
         if (address.isSecure()) {
-            var factory = session.config.sslContext.get().getSocketFactory();
+            var factory = session.config.sslContext().get().getSocketFactory();
             var secure = (SSLSocket) factory.createSocket(stream, address.host(), address.port(), true);
             var parameters = secure.getSSLParameters();
             parameters.setEndpointIdentificationAlgorithm("HTTPS");
@@ -127,7 +128,7 @@ final class Connection {
             cause.addSuppressed(e); // the socket is closed nevertheless
         }
         try (var held = session.mutex.hold()) {
-            timer.cancel();
+            timer.cancel(false);
             session.outputChanged.signalAll();
         }
         onClose.accept(this);
@@ -245,10 +246,18 @@ final class Connection {
         hasRead = true;
     }
 
+    /** Ends the waking of callers. */
+    void endWaking() {
+        try (var held = session.mutex.hold()) {
+            isWaking = false;
+            if (isReady()) session.outputChanged.signalAll();
+        }
+    }
+
     // The rest is called with the mutex of the session locked, except writeOutput.
 
     void setTimer(long delay) {
-        if (timer != null) timer.cancel();
+        if (timer != null) timer.cancel(false);
         timer = session.clock.schedule(this::onTimer, Math.max(delay, 0));
     }
 
@@ -281,7 +290,7 @@ final class Connection {
                 if (sinceRenewal < pingInterval) {
                     next = pingInterval - sinceRenewal;
                 } else {
-                    ping = session.sendBackground("ping");
+                    ping = session.sendBackground("ping", null);
                     silence = 0;
                     next = step;
                 }
@@ -296,12 +305,6 @@ final class Connection {
         isReserved = wakes && !address.isSecure(); // a caller that is answered may make the next call, and read its answer
         isWaking = wakes;
         if (session.hasCalls() || failure.get() != null) session.readerChanged.signalAll();
-    }
-
-    /** Ends the waking of callers. */
-    void endWaking() {
-        isWaking = false;
-        if (isReady()) session.outputChanged.signalAll();
     }
 
     boolean isFull() { return output.size() > MAX_UNSENT && failure.get() == null; }

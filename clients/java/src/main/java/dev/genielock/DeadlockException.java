@@ -31,7 +31,7 @@ public final class DeadlockException extends GenieException {
 
     DeadlockException(long id, List<String> cycle, List<Wait> waits) {
         super("request " + id + " would deadlock: " + String.join(" → ", cycle)
-                + (cycle.isEmpty() ? "" : " → " + cycle.get(0)), Optional.empty());
+                + (cycle.isEmpty() ? "" : " → " + cycle.get(0)), null);
         this.id = id;
         this.cycle = cycle;
         this.waits = waits;

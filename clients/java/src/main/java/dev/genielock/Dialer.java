@@ -48,7 +48,7 @@ final class Dialer {
     }
 
     void start() {
-        addresses = new ArrayList<>(session.config.addresses);
+        addresses = new ArrayList<>(session.config.addresses());
         thread = startThread("genie-reader", this::run);
     }
 
@@ -117,7 +117,7 @@ final class Dialer {
         } catch (IOException | GenieException e) {
             conn.close(e);
         } catch (RuntimeException | Error e) { // for example no memory for a thread: the client connects again
-            session.config.logger.log(Level.ERROR, "the client failed to handle a message", e);
+            session.config.logger().log(Level.ERROR, "the client failed to handle a message", e);
             conn.close(e);
         }
         Throwable cause = conn.failure.get();
@@ -125,7 +125,7 @@ final class Dialer {
         boolean wasUp = session.onDown(conn, cause);
         boolean isClosed = session.isClosed();
         session.mutex.unlock();
-        if (!isClosed) session.config.logger.log(Level.WARNING, "connection to {0} lost: {1}", conn.address, cause);
+        if (!isClosed) session.config.logger().log(Level.WARNING, "connection to {0} lost: {1}", conn.address, cause);
         if (wasUp) emit(ConnectionEvent.State.DOWN, conn.address, Optional.of(cause));
         leader = leaderOf(conn.address, cause);
         boolean isTakenOver = cause instanceof RejectedException rejected && rejected.code().equals(Session.TAKEN_OVER);
@@ -137,9 +137,9 @@ final class Dialer {
     private Optional<Config.Address> leaderOf(Config.Address address, Throwable cause) {
         if (cause instanceof RejectedException rejected && !rejected.leader().isEmpty()) {
             try {
-                return Optional.of(session.config.parseLeader(rejected.leader(), address.isSecure()));
+                return Optional.of(Config.Address.parseLeader(rejected.leader(), address.isSecure()));
             } catch (IllegalArgumentException e) {
-                session.config.logger.log(Level.WARNING, "{0} named an invalid leader: {1}", address, e.getMessage());
+                session.config.logger().log(Level.WARNING, "{0} named an invalid leader: {1}", address, e.getMessage());
             }
         }
         return Optional.empty();
@@ -153,9 +153,9 @@ final class Dialer {
 
     private void emit(ConnectionEvent.State state, Config.Address address, Optional<Throwable> cause) {
         try {
-            session.config.onEvent.accept(new ConnectionEvent(state, address.toString(), cause));
+            session.config.onEvent().accept(new ConnectionEvent(state, address.toString(), cause));
         } catch (RuntimeException | Error e) {
-            session.config.logger.log(Level.ERROR, "the listener of connection events failed", e);
+            session.config.logger().log(Level.ERROR, "the listener of connection events failed", e);
         }
     }
 
@@ -278,7 +278,7 @@ final class Dialer {
 
         /** Notes why an attempt has failed. A follower names the leader, which is tried next. */
         private void fail(Config.Address address, Throwable cause) {
-            session.config.logger.log(Level.DEBUG, "connection to {0} failed: {1}", address, cause);
+            session.config.logger().log(Level.DEBUG, "connection to {0} failed: {1}", address, cause);
             try (var held = session.mutex.hold()) {
                 session.noteFailure(address, cause);
             }

@@ -7,8 +7,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import javax.net.ssl.SSLContext;
@@ -42,27 +43,31 @@ public final class GenieClient implements AutoCloseable {
     public static GenieClient connect() throws InterruptedException { return builder().connect(); }
 
     /** {@return a builder whose settings are those of the environment} */
-    public static Builder builder() { return new Builder(); }
+    public static Builder builder() { return new Builder(System.getenv()); }
 
     /** Says where the servers are and how to connect to them. What is not set is read from the environment. */
     public static final class Builder {
         private static final Duration DEFAULT_TIMEOUT = Duration.ofSeconds(10);
         private static final Duration DEFAULT_RESPONSE_TIMEOUT = Duration.ofSeconds(1);
 
+        final Map<String, String> environment;
         List<String> addresses = List.of();
         Optional<Supplier<SSLContext>> sslContext = Optional.empty();
-        Optional<Supplier<String>> token = Optional.empty();
-        Optional<String> namespace = Optional.empty();
+        Supplier<String> token;
+        String namespace;
         Duration sessionTimeout = DEFAULT_TIMEOUT;
         Duration connectTimeout = DEFAULT_TIMEOUT;
         Duration responseTimeout = DEFAULT_RESPONSE_TIMEOUT;
         boolean isLazy;
         LockOptions defaults = LockOptions.of();
-        Optional<System.Logger> logger = Optional.empty();
+        System.Logger logger = System.getLogger("dev.genielock");
         Consumer<ConnectionEvent> onEvent = event -> {};
-        Map<String, String> environment = System.getenv(); // of the tests: another one
 
-        private Builder() {}
+        Builder(Map<String, String> environment) {
+            this.environment = environment;
+            token = () -> Config.token(environment);
+            namespace = environment.getOrDefault("GENIE_NAMESPACE", "");
+        }
 
         /**
          * Sets the servers. Default: {@code GENIE_HOST}, separated by commas, or 127.0.0.1.
@@ -97,7 +102,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder token(Supplier<String> source) {
-            token = Optional.of(source);
+            token = source;
             return this;
         }
 
@@ -108,7 +113,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder namespace(String name) {
-            namespace = Optional.of(name);
+            namespace = name;
             return this;
         }
 
@@ -120,7 +125,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder sessionTimeout(Duration timeout) {
-            sessionTimeout = timeout;
+            sessionTimeout = checked("sessionTimeout", timeout);
             return this;
         }
 
@@ -131,7 +136,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder connectTimeout(Duration timeout) {
-            connectTimeout = timeout;
+            connectTimeout = checked("connectTimeout", timeout);
             return this;
         }
 
@@ -143,7 +148,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder responseTimeout(Duration timeout) {
-            responseTimeout = timeout;
+            responseTimeout = checked("responseTimeout", timeout);
             return this;
         }
 
@@ -177,7 +182,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder logger(System.Logger target) {
-            logger = Optional.of(target);
+            logger = target;
             return this;
         }
 
@@ -204,15 +209,21 @@ public final class GenieClient implements AutoCloseable {
         public GenieClient connect() throws InterruptedException { return connect(new Clock.Real("genie-timer")); }
 
         GenieClient connect(Clock clock) throws InterruptedException {
-            Session session;
             try {
-                session = new Session(new Config(this, clock));
-            } catch (RuntimeException e) {
+                var session = new Session(Config.of(this, clock));
+                session.start();
+                return new GenieClient(session);
+            } catch (InterruptedException | RuntimeException e) {
                 clock.close();
                 throw e;
             }
-            session.start();
-            return new GenieClient(session);
+        }
+
+        private static Duration checked(String name, Duration timeout) {
+            if (timeout.compareTo(Duration.ofMillis(1)) < 0 || timeout.compareTo(LockOptions.NO_TIMEOUT) > 0) {
+                throw new IllegalArgumentException(name + " must be between 1 ms and " + LockOptions.NO_TIMEOUT + ", not " + timeout);
+            }
+            return timeout;
         }
     }
 
@@ -241,7 +252,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws ClientClosedException if the client is closed
      */
     public Lock lock(LockOptions options, String... resources) throws InterruptedException {
-        return acquire(session.config.defaults.overriddenBy(options), withModes(resources));
+        return acquire(session.config.defaults().overriddenBy(options), Resources.withModes(resources));
     }
 
     /**
@@ -292,46 +303,16 @@ public final class GenieClient implements AutoCloseable {
      *     that depend on it run in the default executor of {@link CompletableFuture}, unless they name another one
      */
     public CompletableFuture<Lock> lockAsync(LockOptions options, String... resources) {
-        LockOptions all = session.config.defaults.overriddenBy(options);
-        List<String> list = withModes(resources);
-        var future = new CompletableFuture<Lock>();
-        try {
-            var lock = new Lock(session, all, list);
-            Call call = session.newCall("request", fields(all, list), lock);
-            call.addListener(() -> onAnswer(call, future));
-            Async.submit(session, call, limit(all), future);
-        } catch (GenieException e) {
-            future.completeExceptionally(e);
-        }
-        return future;
-    }
-
-    private static void onAnswer(Call call, CompletableFuture<Lock> future) {
-        Lock lock = call.lock;
-        try {
-            call.result();
-        } catch (GenieException e) {
-            future.completeExceptionally(e);
-            return;
-        }
-        if (!lock.isLate()) {
-            complete(future, lock);
-            return;
-        }
-        lock.extendAsync(lock.timeout()).whenComplete((done, failure) -> {
-            if (failure == null) {
-                complete(future, lock);
-            } else {
-                lock.drop(false);
-                future.completeExceptionally(failure);
-            }
+        LockOptions all = session.config.defaults().overriddenBy(options);
+        var lock = new Lock(session, all, Resources.withModes(resources));
+        var future = session.executeAsync("request", all.request("resources", lock.resources()), lock,
+                all.limit(session.config.responseTimeout()), () -> lock.isLate
+                        ? lock.extendAsync(all.transactionTimeout()).thenApply(extended -> lock)
+                        : CompletableFuture.completedFuture(lock));
+        future.whenComplete((value, failure) -> {
+            if (value != lock) lock.drop(false); // it may have been granted meanwhile
         });
-    }
-
-    private static void complete(CompletableFuture<Lock> future, Lock lock) {
-        if (!future.complete(lock)) { // it was cancelled
-            lock.drop(false);
-        }
+        return future;
     }
 
     /**
@@ -355,43 +336,24 @@ public final class GenieClient implements AutoCloseable {
      * @throws GenieException as {@link #lock(LockOptions, String...)}
      */
     public Lock lockAny(LockOptions options, AnyOf choices) throws InterruptedException {
-        LockOptions all = session.config.defaults.overriddenBy(options).queueTimeout(Duration.ZERO);
-        var fields = Wire.fields("anyOf", choices.resources(), "weights", choices.weights(), "target", choices.target());
-        all.putFields(fields);
-        return acquire(all, fields, choices.resources());
+        LockOptions all = session.config.defaults().overriddenBy(options).queueTimeout(Duration.ZERO);
+        return acquire(all, all.request("anyOf", choices.resources(), "weights", choices.weights(), "target", choices.target()),
+                choices.resources());
     }
 
-    private static List<String> withModes(String... resources) {
-        String[] list = resources.clone();
-        for (int i = 0; i < list.length; i++) list[i] = Resources.withMode(list[i]);
-        return List.of(list);
-    }
-
-    private static Map<String, Object> fields(LockOptions options, List<String> resources) {
-        var fields = Wire.fields("resources", resources);
-        options.putFields(fields);
-        return fields;
-    }
-
-    /** Returns how long to wait for the answer to a request, in ns. */
-    private long limit(LockOptions options) {
-        double timeout = options.queueTimeoutMs();
-        return timeout >= Wire.MAX_TIMEOUT_MS ? Long.MAX_VALUE : Wire.nanos(timeout) + session.config.responseTimeout;
-    }
-
-    long responseTimeout() { return session.config.responseTimeout; }
+    long responseTimeout() { return session.config.responseTimeout(); }
 
     /** Waits for a lock. The options include the defaults, and the resources their modes. */
     Lock acquire(LockOptions options, List<String> resources) throws InterruptedException {
-        return acquire(options, fields(options, resources), resources);
+        return acquire(options, options.request("resources", resources), resources);
     }
 
     private Lock acquire(LockOptions options, Map<String, Object> fields, List<String> resources) throws InterruptedException {
         var lock = new Lock(session, options, resources);
-        session.execute("request", fields, lock, limit(options));
-        if (lock.isLate()) { // it is unknown how long the lock is held
+        session.execute("request", fields, lock, options.limit(session.config.responseTimeout()));
+        if (lock.isLate) { // it is unknown how long the lock is held
             try {
-                lock.extend(lock.timeout());
+                lock.extend(options.transactionTimeout());
             } catch (InterruptedException | RuntimeException e) {
                 lock.drop(false);
                 throw e;
@@ -420,37 +382,21 @@ public final class GenieClient implements AutoCloseable {
     }
 
     /**
-     * The work of a transaction.
+     * The work under a lock or in a transaction.
      *
+     * @param <T> {@link Lock} or {@link Transaction}
      * @param <E> the checked exception that it throws
      */
     @FunctionalInterface
-    public interface TransactionWork<E extends Exception> {
+    public interface Work<T, E extends Exception> {
         /**
-         * Executes the work. It is executed again after a deadlock.
+         * Executes the work. That of a transaction is executed again after a deadlock.
          *
-         * @param transaction the attempt, which locks what the work needs
+         * @param subject the lock, or the attempt, which locks what the work needs
          * @throws E as it likes
          * @throws InterruptedException if the thread is interrupted
          */
-        void accept(Transaction transaction) throws E, InterruptedException;
-    }
-
-    /**
-     * The work under a lock.
-     *
-     * @param <E> the checked exception that it throws
-     */
-    @FunctionalInterface
-    public interface LockWork<E extends Exception> {
-        /**
-         * Executes the work.
-         *
-         * @param lock the lock
-         * @throws E as it likes
-         * @throws InterruptedException if the thread is interrupted
-         */
-        void accept(Lock lock) throws E, InterruptedException;
+        void accept(T subject) throws E, InterruptedException;
     }
 
     /**
@@ -462,7 +408,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws InterruptedException if the thread is interrupted
      * @throws GenieException as {@link #transactionResult}
      */
-    public <E extends Exception> void transaction(TransactionWork<E> work) throws E, InterruptedException {
+    public <E extends Exception> void transaction(Work<Transaction, E> work) throws E, InterruptedException {
         transaction(LockOptions.of(), work);
     }
 
@@ -476,7 +422,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws InterruptedException if the thread is interrupted
      * @throws GenieException as {@link #transactionResult}
      */
-    public <E extends Exception> void transaction(LockOptions options, TransactionWork<E> work) throws E, InterruptedException {
+    public <E extends Exception> void transaction(LockOptions options, Work<Transaction, E> work) throws E, InterruptedException {
         this.<Boolean, E>transactionResult(options, transaction -> {
             work.accept(transaction);
             return true;
@@ -506,7 +452,7 @@ public final class GenieClient implements AutoCloseable {
      */
     public <T, E extends Exception> T transactionResult(LockOptions options, TransactionFunction<T, E> work)
             throws E, InterruptedException {
-        return Transaction.run(this, session.config.defaults.overriddenBy(options), work);
+        return Transaction.run(this, session.config.defaults().overriddenBy(options), work);
     }
 
     /**
@@ -522,7 +468,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws InterruptedException if the thread is interrupted
      * @throws LockLostException if the leadership was lost during the work
      */
-    public <E extends Exception> void elect(String name, LockOptions options, LockWork<E> work) throws E, InterruptedException {
+    public <E extends Exception> void elect(String name, LockOptions options, Work<Lock, E> work) throws E, InterruptedException {
         LockOptions candidacy = LockOptions.of().queueTimeout(LockOptions.NO_TIMEOUT).watchdog().overriddenBy(options);
         try (Lock lock = lock(candidacy, Resources.exclusive(name))) { work.accept(lock); }
     }
@@ -549,9 +495,8 @@ public final class GenieClient implements AutoCloseable {
      * @throws UnavailableException if no server answers
      */
     public void release(long id) throws InterruptedException {
-        endedBefore("release", Wire.fields("id", id)).filter(reason -> !reason.equals(Lock.SUCCESS)).ifPresent(reason -> {
-            throw new LockLostException(id, reason, Optional.empty());
-        });
+        String reason = endOf(id, "release", Wire.fields("id", id));
+        if (!reason.isEmpty() && !reason.equals(Lock.SUCCESS)) throw new LockLostException(id, reason);
     }
 
     /**
@@ -565,26 +510,21 @@ public final class GenieClient implements AutoCloseable {
      * @throws UnavailableException if no server answers
      */
     public void extend(long id, Duration timeout) throws InterruptedException {
-        endedBefore("extend", Wire.fields("id", id, "transactionTimeout", Wire.ms(timeout))).ifPresent(reason -> {
-            throw new LockLostException(id, reason, Optional.empty());
-        });
+        String reason = endOf(id, "extend", Wire.fields("id", id, "transactionTimeout", Wire.ms(timeout)));
+        if (!reason.isEmpty()) throw new LockLostException(id, reason);
     }
 
-    /** Executes a command by id. Returns the reason if the lock has ended. */
-    private Optional<String> endedBefore(String command, Map<String, Object> fields) throws InterruptedException {
-        session.mutex.lock();
+    /** Executes a command by id. Returns the reason if the lock has ended, otherwise nothing. */
+    private String endOf(long id, String command, Map<String, Object> fields) throws InterruptedException {
         Lock own; // no notification tells this client what it has changed itself
-        try {
-            own = session.locks.get((long) fields.get("id"));
-            own = own != null && own.isHeld() ? own : null;
-        } finally {
-            session.mutex.unlock();
+        try (var held = session.mutex.hold()) {
+            own = session.locks.get(id);
         }
         try {
-            var answer = session.execute(command, fields, own, session.config.responseTimeout);
-            return Optional.ofNullable(answer).map(message -> message.text("reason")).filter(reason -> !reason.isEmpty());
+            var answer = session.execute(command, fields, own != null && own.isHeld() ? own : null, session.config.responseTimeout());
+            return answer == null ? "" : answer.text("reason");
         } catch (LockLostException e) {
-            return Optional.of(e.reason());
+            return e.reason();
         }
     }
 
@@ -598,7 +538,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws RejectedException if the server rejects the query
      */
     public Inspection inspect(InspectQuery query) throws InterruptedException {
-        return session.execute("inspect", new HashMap<>(query.fields()), null, session.config.responseTimeout).inspection();
+        return session.execute("inspect", new HashMap<>(query.fields()), null, session.config.responseTimeout()).inspection();
     }
 
     /**
@@ -618,7 +558,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws UnavailableException if no server answers
      */
     public void ping() throws InterruptedException {
-        session.execute("ping", Wire.fields(), null, session.config.responseTimeout);
+        session.execute("ping", Wire.fields(), null, session.config.responseTimeout());
     }
 
     /**
@@ -643,28 +583,13 @@ public final class GenieClient implements AutoCloseable {
             all = new ArrayList<>(session.locks.values());
         }
         try {
-            long end = System.nanoTime() + Wire.nanos(Wire.ms(limit));
-            for (Lock lock : all) {
-                var ended = new CountDownLatch(1);
-                lock.lost().whenComplete((loss, released) -> ended.countDown());
-                ended.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
-            }
+            CompletableFuture.allOf(all.stream().map(Lock::lost).toArray(CompletableFuture[]::new))
+                    .get(Wire.nanos(Wire.ms(limit)), TimeUnit.NANOSECONDS);
+        } catch (ExecutionException | TimeoutException e) {
+            // locks were released, or are still held
         } finally {
-            releaseAll(all);
+            session.releaseAll(all);
             session.close();
         }
-    }
-
-    private void releaseAll(List<Lock> all) {
-        var releases = new ArrayList<Call>();
-        try (var held = session.mutex.hold()) {
-            for (Lock lock : all) {
-                lock.sendRelease(false);
-                lock.end(lock.lostByClose(session.closedException()));
-                Optional.ofNullable(lock.release).ifPresent(releases::add);
-            }
-        }
-        long end = System.nanoTime() + session.config.responseTimeout;
-        for (Call release : releases) session.awaitQuietly(release, end - System.nanoTime());
     }
 }

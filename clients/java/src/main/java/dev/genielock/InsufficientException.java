@@ -1,7 +1,6 @@
 package dev.genielock;
 
 import java.math.BigInteger;
-import java.util.Optional;
 
 /** {@link GenieClient#lockAny} has locked nothing, because the free resources do not reach the target. */
 public final class InsufficientException extends GenieException {
@@ -15,7 +14,7 @@ public final class InsufficientException extends GenieException {
     private final BigInteger locked;
 
     InsufficientException(long id, BigInteger free, BigInteger locked) {
-        super("request " + id + " locked nothing: " + free + " is free, " + locked + " is locked by others", Optional.empty());
+        super("request " + id + " locked nothing: " + free + " is free, " + locked + " is locked by others", null);
         this.id = id;
         this.free = free;
         this.locked = locked;

@@ -8,6 +8,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.Future;
 
 /**
  * A granted lock. It survives a reconnect of its client. It ends with {@link #release}, or is lost: after its transaction timeout,
@@ -32,7 +33,7 @@ public final class Lock implements AutoCloseable {
     private long id;
     private long fence;
     private List<String> resources; // of lockAny: the choices, and after the grant those that are locked
-    private boolean isLate; // when the grant arrived, too little of the timeout remained for certain, or the lock was lost
+    boolean isLate; // when the grant arrived, too little of the timeout remained for certain, or the lock was lost
     private double timeoutMs; // that of the last extension
     Call lastExtend; // the extend that was sent last
     Call release; // the release of the lock; null: none was sent
@@ -40,8 +41,8 @@ public final class Lock implements AutoCloseable {
     private long expiresAt;
     private Call shortenedBy; // the last extend that shortens the lock; null: none was sent, or it was answered
     private long renewAt; // when the watchdog extends the lock
-    private Clock.Timer timer; // for the end and renewAt; null: there is neither a watchdog nor a listener
-    private GenieException ended; // why the lock has ended; null: it is held
+    private Future<?> timer; // for the end and renewAt; null: there is neither a watchdog nor a listener
+    GenieException ended; // why the lock has ended; null: it is held
     private CompletableFuture<LockLostException> loss; // null: not asked for yet
 
     Lock(Session session, LockOptions options, List<String> resources) {
@@ -126,7 +127,7 @@ public final class Lock implements AutoCloseable {
      */
     public void extend(Duration timeout) throws InterruptedException {
         ensureHeld();
-        session.execute("extend", extension(Wire.ms(timeout)), this, session.config.responseTimeout);
+        session.execute("extend", extension(timeout), this, session.config.responseTimeout());
         ensureHeld(); // the answer may be late
     }
 
@@ -137,20 +138,13 @@ public final class Lock implements AutoCloseable {
      * @return completes with the answer of the server
      */
     public CompletableFuture<Void> extendAsync(Duration timeout) {
-        var future = new CompletableFuture<Void>();
-        try {
-            ensureHeld();
-            Call call = session.newCall("extend", extension(Wire.ms(timeout)), this);
-            call.addListener(() -> Async.complete(future, () -> {
-                call.result();
-                ensureHeld();
-                return null;
-            }));
-            Async.submit(session, call, session.config.responseTimeout, future);
-        } catch (GenieException e) {
-            future.completeExceptionally(e);
+        try (var held = session.mutex.hold()) {
+            if (!check()) return CompletableFuture.failedFuture(ended.copy());
         }
-        return future;
+        return session.executeAsync("extend", extension(timeout), this, session.config.responseTimeout(), () -> {
+            ensureHeld();
+            return CompletableFuture.completedFuture(null);
+        });
     }
 
     /**
@@ -165,9 +159,11 @@ public final class Lock implements AutoCloseable {
     public void release() throws InterruptedException {
         Optional<Call> call = drop(true);
         if (call.isPresent()) {
-            session.await(call.get(), session.config.responseTimeout);
+            session.await(call.get(), session.config.responseTimeout());
         } else {
-            throwUnlessReleased();
+            try (var held = session.mutex.hold()) {
+                if (!isReleased()) throw ended.copy();
+            }
         }
     }
 
@@ -177,24 +173,11 @@ public final class Lock implements AutoCloseable {
      * @return completes with the server's confirmation, exceptionally as {@link #release}
      */
     public CompletableFuture<Void> releaseAsync() {
-        var future = new CompletableFuture<Void>();
         try (var held = session.mutex.hold()) {
-            Optional<Call> call = drop(false);
-            if (call.isPresent() && session.isOpen(call.get())) {
-                Call sent = call.get();
-                sent.addListener(() -> Async.complete(future, () -> {
-                    sent.result();
-                    return null;
-                }));
-                Async.limit(session, sent, session.config.responseTimeout, future);
-            } else {
-                Async.complete(future, () -> {
-                    throwUnlessReleased();
-                    return null;
-                });
-            }
+            var released = CompletableFuture.<Void>completedFuture(null);
+            return drop(false).map(call -> session.follow(call, session.config.responseTimeout(), () -> released))
+                    .orElseGet(() -> isReleased() ? released : CompletableFuture.failedFuture(ended.copy()));
         }
-        return future;
     }
 
     /**
@@ -205,7 +188,7 @@ public final class Lock implements AutoCloseable {
      * @throws LockLostException if the lock was lost before: undo the work
      */
     @Override
-    public void close() { close(System.nanoTime() + session.config.responseTimeout); }
+    public void close() { close(System.nanoTime() + session.config.responseTimeout()); }
 
     /** Closes the lock, and waits for the answer of the server until a time of {@link System#nanoTime}. */
     void close(long end) {
@@ -219,7 +202,7 @@ public final class Lock implements AutoCloseable {
         }
         if (cause instanceof LockLostException) throw cause.copy();
         if (isUnconfirmed && !Thread.currentThread().isInterrupted()) {
-            session.config.logger.log(Level.WARNING,
+            session.config.logger().log(Level.WARNING,
                     "the release of lock {0} is not confirmed; it is repeated until the server confirms it", Long.toString(id));
         }
     }
@@ -247,12 +230,8 @@ public final class Lock implements AutoCloseable {
     @Override
     public String toString() { return "Lock " + id + " " + resources; }
 
-    private Map<String, Object> extension(double ms) { return Wire.fields("id", id, "transactionTimeout", ms); }
-
-    private void throwUnlessReleased() {
-        try (var held = session.mutex.hold()) {
-            if (!isReleased()) throw ended.copy();
-        }
+    private Map<String, Object> extension(Duration timeout) {
+        return Wire.fields("id", id, "transactionTimeout", Wire.ms(timeout));
     }
 
     /**
@@ -268,10 +247,6 @@ public final class Lock implements AutoCloseable {
         }
     }
 
-    boolean isLate() { return isLate; }
-
-    Duration timeout() { return options.transactionTimeout(); }
-
     /** Throws an exception if the lock was lost; not if it was released. */
     void ensureNotLost() {
         try (var held = session.mutex.hold()) {
@@ -284,9 +259,6 @@ public final class Lock implements AutoCloseable {
     boolean isReleased() { return ended == RELEASED; }
 
     private boolean isDetached() { return ended == DETACHED; }
-
-    /** Returns why the lock has ended; null: it is held. */
-    GenieException ended() { return ended; }
 
     /** Notes that the server holds the lock for at least {@code timeout} after {@code since}. */
     private void hold(long since, long timeout) {
@@ -311,12 +283,12 @@ public final class Lock implements AutoCloseable {
     /** Returns when the lock counts as lost unless the server confirms it again. */
     private long expiry() { return options.releasesOnDisconnect() ? Math.min(expiresAt, leaseEnd()) : expiresAt; }
 
-    private long leaseEnd() { return session.leaseFrom + session.config.sessionTimeout; }
+    private long leaseEnd() { return session.leaseFrom + session.config.sessionTimeout(); }
 
     /** Sets the timer of a lock that is held, if its watchdog or a listener needs one: the other methods read the clock. */
     private void setTimer() {
         if (ended != null || !options.hasWatchdog() && loss == null) return;
-        if (timer != null) timer.cancel();
+        if (timer != null) timer.cancel(false);
         long next = options.hasWatchdog() ? Math.min(expiry(), renewAt) : expiry();
         timer = session.clock.schedule(this::onTimer, Math.max(0, next - session.clock.now()));
     }
@@ -326,7 +298,7 @@ public final class Lock implements AutoCloseable {
             if (!check()) return;
             if (options.hasWatchdog() && session.clock.now() >= renewAt) {
                 renewAt = session.clock.now() + Wire.nanos(timeoutMs) / WATCHDOG_SHARE;
-                session.sendBackground("extend", extension(timeoutMs), this);
+                session.sendBackground("extend", this, "id", id, "transactionTimeout", timeoutMs);
             }
             setTimer();
         }
@@ -347,35 +319,31 @@ public final class Lock implements AutoCloseable {
         return ended == null;
     }
 
-    private LockLostException lost(String reason) { return new LockLostException(id, reason, Optional.empty()); }
+    private LockLostException lost(String reason) { return new LockLostException(id, reason); }
 
-    LockLostException lostByClose(GenieException cause) {
-        return new LockLostException(id, LockLostException.CLOSED, Optional.of(cause));
-    }
+    void endByClose(GenieException cause) { end(new LockLostException(id, LockLostException.CLOSED, cause)); }
 
     /** Ends the lock for its holder, unless it has ended before. */
     void end(GenieException reason) {
         if (ended != null) return;
         ended = reason;
-        if (timer != null) timer.cancel();
+        if (timer != null) timer.cancel(false);
         if (loss != null) completeLoss();
     }
 
     private void completeLoss() {
-        CompletableFuture<LockLostException> future = loss;
         GenieException reason = ended;
-        Async.EXECUTOR.execute(() -> {
-            if (reason instanceof LockLostException lost) {
-                future.complete(lost);
-            } else {
-                future.completeExceptionally(reason.copy());
-            }
+        loss.completeAsync(() -> {
+            if (reason instanceof LockLostException lost) return lost;
+            throw reason.copy();
         });
     }
 
     /** Releases the lock at the server, if the server may hold it and no release was sent. {@code isForeground}: as {@link #drop}. */
     void sendRelease(boolean isForeground) {
-        if (release == null && !isDetached() && session.locks.get(id) == this) release = session.sendRelease(id, this, isForeground);
+        if (release == null && !isDetached() && session.locks.get(id) == this) {
+            release = session.sendBackground(isForeground, "release", this, "id", id);
+        }
     }
 
     /** Handles the grant of a request. */
@@ -395,7 +363,7 @@ public final class Lock implements AutoCloseable {
         long now = session.clock.now();
         isLate = start + remaining - now < timeout - timeout / MAX_PASSED_SHARE;
         if (options.releasesOnDisconnect()) { // the extension renews the lease
-            isLate |= now - session.leaseFrom > session.config.sessionTimeout / 2;
+            isLate |= now - session.leaseFrom > session.config.sessionTimeout() / 2;
         }
         // If it is late, its caller does not have the lock before the answer to the extension.
         hold(start, isLate ? FOREVER : remaining);

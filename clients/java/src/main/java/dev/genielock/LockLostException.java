@@ -1,7 +1,5 @@
 package dev.genielock;
 
-import java.util.Optional;
-
 /**
  * A granted lock has ended without {@link Lock#release}. Other clients may hold it now: undo the work that it protected. The cause
  * is a {@link ClientClosedException} if the client was closed.
@@ -19,7 +17,9 @@ public final class LockLostException extends GenieException {
     /** As returned. */
     private final String reason;
 
-    LockLostException(long id, String reason, Optional<Throwable> cause) {
+    LockLostException(long id, String reason) { this(id, reason, null); }
+
+    LockLostException(long id, String reason, Throwable cause) {
         super("lock " + id + " was lost: " + explain(reason), cause);
         this.id = id;
         this.reason = reason;
@@ -44,7 +44,4 @@ public final class LockLostException extends GenieException {
      * was released by its id; {@code lost} if the server does not know the lock any more; {@code closed} if the client was closed}
      */
     public String reason() { return reason; }
-
-    /** {@return whether the transaction timeout has passed} */
-    public boolean isTransactionTimeout() { return reason.equals(TRANSACTION_TIMEOUT); }
 }

@@ -131,15 +131,6 @@ public final class LockOptions {
         return with(Key.ATTEMPTS, attempts);
     }
 
-    @Override
-    public boolean equals(Object other) { return other instanceof LockOptions options && values.equals(options.values); }
-
-    @Override
-    public int hashCode() { return values.hashCode(); }
-
-    @Override
-    public String toString() { return "LockOptions " + values; }
-
     @SuppressWarnings("unchecked")
     private <T> T get(Key key) { return (T) values.get(key); }
 
@@ -161,8 +152,15 @@ public final class LockOptions {
 
     int attempts() { return get(Key.ATTEMPTS); }
 
-    /** Puts the fields of a request that differ from the protocol's defaults. */
-    void putFields(Map<String, Object> fields) {
+    /** Returns how long to wait for the answer to a request, in ns. */
+    long limit(long responseTimeout) {
+        double timeout = queueTimeoutMs();
+        return timeout >= Wire.MAX_TIMEOUT_MS ? Long.MAX_VALUE : Wire.nanos(timeout) + responseTimeout;
+    }
+
+    /** Returns the fields of a request: these names and values, and the options that differ from the protocol's defaults. */
+    Map<String, Object> request(Object... namesAndValues) {
+        var fields = Wire.fields(namesAndValues);
         fields.put("queueTimeout", queueTimeoutMs());
         fields.put("transactionTimeout", transactionTimeoutMs());
         put(fields, "transactionName", transaction());
@@ -170,6 +168,7 @@ public final class LockOptions {
         if (releasesOnDisconnect()) fields.put("onDisconnect", "release");
         put(fields, "note", note());
         put(fields, "traceparent", this.<Supplier<String>>get(Key.TRACEPARENT).get());
+        return fields;
     }
 
     /** Puts a text that is not empty. */

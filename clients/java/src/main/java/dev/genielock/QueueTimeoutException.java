@@ -2,7 +2,6 @@ package dev.genielock;
 
 import java.time.Duration;
 import java.util.List;
-import java.util.Optional;
 import java.util.stream.Collectors;
 
 /** A request was not granted within its queue timeout. */
@@ -18,7 +17,7 @@ public final class QueueTimeoutException extends GenieException {
     private final int blockersTotal;
 
     QueueTimeoutException(long id, Duration waited, List<Blocker> blockers, int blockersTotal) {
-        super(text(id, waited, blockers, blockersTotal), Optional.empty());
+        super(text(id, waited, blockers, blockersTotal), null);
         this.id = id;
         this.waited = waited;
         this.blockers = blockers;

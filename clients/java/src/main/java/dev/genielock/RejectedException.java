@@ -1,7 +1,5 @@
 package dev.genielock;
 
-import java.util.Optional;
-
 /**
  * The server has rejected a command, which had no effect. The client itself rejects commands that it cannot send, with the code
  * {@code bad-request}.
@@ -17,7 +15,7 @@ public final class RejectedException extends GenieException {
     private final String leader;
 
     RejectedException(String code, String detail, String leader) {
-        super(code + ": " + detail, Optional.empty());
+        super(code + ": " + detail, null);
         this.code = code;
         this.detail = detail;
         this.leader = leader;

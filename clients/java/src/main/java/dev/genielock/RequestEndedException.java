@@ -1,7 +1,5 @@
 package dev.genielock;
 
-import java.util.Optional;
-
 /**
  * A waiting request has ended for a reason that has no class of its own, for example because another client has released it by
  * its id.
@@ -15,7 +13,7 @@ public final class RequestEndedException extends GenieException {
     private final String reason;
 
     RequestEndedException(long id, String reason) {
-        super("request " + id + " ended before it was granted: " + reason, Optional.empty());
+        super("request " + id + " ended before it was granted: " + reason, null);
         this.id = id;
         this.reason = reason;
     }

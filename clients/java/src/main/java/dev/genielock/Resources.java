@@ -1,5 +1,8 @@
 package dev.genielock;
 
+import java.util.Arrays;
+import java.util.List;
+
 /**
  * Resources with a mode. A resource is {@code exclusive:NAME}, {@code shared:NAME}, {@code 2/10:NAME}, or a NAME without a colon,
  * which is exclusive.
@@ -44,6 +47,9 @@ public final class Resources {
     public static String subtree(String prefix) {
         return exclusive(prefix + (prefix.isEmpty() || prefix.endsWith("/") ? "**" : "/**"));
     }
+
+    /** Returns the resources as on the wire. */
+    static List<String> withModes(String... resources) { return Arrays.stream(resources).map(Resources::withMode).toList(); }
 
     /** Returns the resource as on the wire. */
     static String withMode(String resource) { return resource.indexOf(':') < 0 ? exclusive(resource) : resource; }

@@ -1,10 +1,10 @@
 package dev.genielock;
 
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.lang.System.Logger.Level;
 import java.security.SecureRandom;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Base64;
 import java.util.Comparator;
 import java.util.HashMap;
@@ -13,10 +13,11 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
+import java.util.function.Supplier;
 
 /**
  * The session of a client across its connections: which commands wait for an answer, and which locks are held.
@@ -56,7 +57,8 @@ final class Session {
     boolean isEntered; // connect does not wait any more
     private int failedRounds; // since the server has executed a command
     private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
-    private List<Call> finished; // the calls whose callers the reader wakes after it has unlocked the mutex; null: at once
+    private List<Runnable> finished; // wake the callers after the reader has unlocked the mutex; null: they are woken at once
+    private List<Runnable> notices = new ArrayList<>(); // of the reader to the logger and to the listener, which may be slow
     private int unknownLocks; // the unanswered releases of locks that this client has not requested
     private Throwable lastFailure = new IOException("no server has answered");
     private GenieException closed; // why the client is closed; null: it is open
@@ -64,8 +66,8 @@ final class Session {
 
     Session(Config config) {
         this.config = config;
-        this.clock = config.clock;
-        this.isEntered = config.isLazy;
+        this.clock = config.clock();
+        this.isEntered = config.isLazy();
     }
 
     static String randomText() {
@@ -79,9 +81,9 @@ final class Session {
         var connected = new Call(0, "ping", PING_REF, Map.of("ref", PING_REF), null); // of the handshake
         calls.put(PING_REF, connected);
         dialer.start();
-        if (config.isLazy) return;
+        if (config.isLazy()) return;
         try {
-            await(connected, config.connectTimeout.toNanos());
+            await(connected, config.connectTimeout());
         } catch (InterruptedException | RuntimeException e) {
             close();
             throw e;
@@ -97,20 +99,20 @@ final class Session {
                 stopCalls();
                 for (Lock lock : locks.values()) {
                     if (lock.options.releasesOnDisconnect()) { // the server ends it before the answer to bye arrives
-                        lock.end(lock.lostByClose(closed));
+                        lock.endByClose(closed);
                     } else if (lock.isHeld()) {
                         kept.add(lock.id());
                     }
                 }
                 last = connection;
-                bye = sendBackground("bye");
+                bye = sendBackground("bye", null);
             }
         }
-        if (!kept.isEmpty()) config.logger.log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
+        if (!kept.isEmpty()) config.logger().log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
         if (last != null) {
             boolean isInterrupted = false; // it does not end this wait: otherwise the server would keep the session
-            long end = System.nanoTime() + Math.min(MAX_BYE, config.responseTimeout);
-            while (bye.done.getCount() > 0 && end - System.nanoTime() > 0) {
+            long end = System.nanoTime() + Math.min(MAX_BYE, config.responseTimeout());
+            while (!bye.isDone() && end - System.nanoTime() > 0) {
                 isInterrupted |= Thread.interrupted();
                 awaitQuietly(bye, end - System.nanoTime());
             }
@@ -124,6 +126,20 @@ final class Session {
     void stopCalls() {
         closed = closed == null ? new ClientClosedException() : closed;
         abandonRequests(closed);
+    }
+
+    /** Releases the locks that have not ended, which count as lost, and waits for the answers. */
+    void releaseAll(List<Lock> all) {
+        var releases = new ArrayList<Call>();
+        try (var held = mutex.hold()) {
+            for (Lock lock : all) {
+                lock.sendRelease(false);
+                lock.endByClose(closed);
+                if (lock.release != null) releases.add(lock.release);
+            }
+        }
+        long end = System.nanoTime() + config.responseTimeout();
+        for (Call release : releases) awaitQuietly(release, end - System.nanoTime());
     }
 
     /** Waits for the answer to a call whose failure does not matter. An interrupt ends the wait, and remains set. */
@@ -146,21 +162,20 @@ final class Session {
             }
             if (direct != null) direct.exchange(call, limit);
         }
-        call.done.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+        call.await(end - System.nanoTime());
     }
 
     /** Returns the first two lines of a connection. */
     byte[] hello() {
         var fields = Wire.fields("protocol", Wire.PROTOCOL, "client", Wire.CLIENT, "quiet", true, "session", secret, "sessionTimeout",
-                (double) config.sessionTimeout / NANOS_PER_MS, "ref", HELLO_REF);
-        LockOptions.put(fields, "token", config.token.get());
-        LockOptions.put(fields, "namespace", config.namespace);
-        LockOptions.put(fields, "note", config.note);
-        byte[] hello = Wire.encode("hello", fields);
-        byte[] ping = Wire.encode("ping", Map.of("ref", PING_REF));
-        byte[] both = Arrays.copyOf(hello, hello.length + ping.length);
-        System.arraycopy(ping, 0, both, hello.length, ping.length);
-        return both;
+                (double) config.sessionTimeout() / NANOS_PER_MS, "ref", HELLO_REF);
+        LockOptions.put(fields, "token", config.token().get());
+        LockOptions.put(fields, "namespace", config.namespace());
+        LockOptions.put(fields, "note", config.note());
+        var lines = new ByteArrayOutputStream();
+        lines.writeBytes(Wire.encode("hello", fields));
+        lines.writeBytes(Wire.encode("ping", Map.of("ref", PING_REF)));
+        return lines.toByteArray();
     }
 
     /** Returns a call that was not sent. It has a ref of its own, unless it is the release of a cancelled request. */
@@ -172,17 +187,21 @@ final class Session {
 
     /** Sends a command and waits for its answer. */
     Wire.Message execute(String name, Map<String, Object> fields, Lock lock, long limit) throws InterruptedException {
+        long start = System.nanoTime();
         Call call = newCall(name, fields, lock);
         call.isForeground = true;
-        submit(call);
-        return await(call, limit);
+        submit(call, limit);
+        return await(call, limit - (System.nanoTime() - start));
     }
 
-    /** Sends a command. It waits while too many bytes are unsent. */
-    void submit(Call call) throws InterruptedException {
+    /** Sends a command. While too many bytes are unsent, it waits, at most for the limit. */
+    void submit(Call call, long limit) throws InterruptedException {
         mutex.lockInterruptibly();
         try {
-            while (closed == null && connection != null && connection.isFull()) outputTaken.await();
+            for (long left = limit; closed == null && connection != null && connection.isFull();) {
+                if (left <= 0) throw new UnavailableException(lastFailure);
+                left = outputTaken.awaitNanos(left);
+            }
             submitNow(call);
         } finally {
             mutex.unlock();
@@ -205,7 +224,7 @@ final class Session {
         } catch (InterruptedException e) {
             isInterrupted = true;
         }
-        Optional<GenieException> failure = call.done.getCount() == 0 ? Optional.empty() : giveUp(call);
+        Optional<GenieException> failure = call.isDone() ? Optional.empty() : giveUp(call);
         if (failure.isPresent()) {
             if (isInterrupted) throw new InterruptedException();
             throw failure.get();
@@ -214,6 +233,40 @@ final class Session {
             Thread.currentThread().interrupt(); // it was answered meanwhile: the answer counts
         }
         return call.result();
+    }
+
+    /** Sends a command without waiting, and returns the future of {@link #follow}. */
+    <T> CompletableFuture<T> executeAsync(String name, Map<String, Object> fields, Lock lock, long limit,
+            Supplier<CompletableFuture<T>> next) {
+        try {
+            Call call = newCall(name, fields, lock);
+            submitNow(call);
+            return follow(call, limit, next);
+        } catch (GenieException e) {
+            return CompletableFuture.failedFuture(e);
+        }
+    }
+
+    /**
+     * Returns a future of what follows the answer to a call. The call is given up after a limit, or when the future is completed
+     * otherwise, as by {@code cancel} or {@code orTimeout}.
+     */
+    <T> CompletableFuture<T> follow(Call call, long limit, Supplier<CompletableFuture<T>> next) {
+        var future = new CompletableFuture<T>();
+        call.handleAsync((answer, failure) -> call.result()).thenCompose(answer -> next.get()).whenComplete((value, failure) -> {
+            if (failure == null) {
+                future.complete(value);
+            } else {
+                future.completeExceptionally(failure.getCause()); // it is in a CompletionException
+            }
+        });
+        var timer = clock.schedule(() -> giveUp(call).ifPresent(
+                failure -> call.defaultExecutor().execute(() -> future.completeExceptionally(failure))), limit);
+        future.whenComplete((value, failure) -> {
+            timer.cancel(false);
+            giveUp(call);
+        });
+        return future;
     }
 
     /** Gives up a call, unless it was answered. Returns the failure of a call that was given up. */
@@ -237,14 +290,8 @@ final class Session {
 
     List<Call> openCalls() { return new ArrayList<>(calls.values()); }
 
-    /** Logs a warning without the mutex, because the logger may be slow. */
     private void warn(String message, Object... arguments) {
-        mutex.unlock();
-        try {
-            config.logger.log(Level.WARNING, message, arguments);
-        } finally {
-            mutex.lock();
-        }
+        notices.add(() -> config.logger().log(Level.WARNING, message, arguments));
     }
 
     /** Registers a call and sends it, now or on the next connection. */
@@ -254,25 +301,17 @@ final class Session {
         call.isForeground = false; // later, nothing is left to its caller
     }
 
-    Call sendBackground(String name) { return sendBackground(name, Wire.fields(), null); }
+    /** Sends a command that is not repeated on another connection, unless it is a release. The fields are names and values. */
+    Call sendBackground(String name, Lock lock, Object... fields) { return sendBackground(false, name, lock, fields); }
 
-    /** Sends a command for whose answer no caller waits. */
-    Call sendBackground(String name, Map<String, Object> fields, Lock lock) {
-        Call call = newCall(name, fields, lock);
-        call.isBackground = true;
-        send(call);
-        return call;
-    }
-
-    Call sendRelease(long id, Lock lock, boolean isForeground) {
-        Call call = newCall("release", Wire.fields("id", id), lock);
+    /** {@code isForeground}: the caller waits for the answer next. */
+    Call sendBackground(boolean isForeground, String name, Lock lock, Object... fields) {
+        Call call = newCall(name, Wire.fields(fields), lock);
         call.isBackground = true;
         call.isForeground = isForeground;
         send(call);
         return call;
     }
-
-    Call sendRelease(long id, Lock lock) { return sendRelease(id, lock, false); }
 
     boolean hasCalls() { return !calls.isEmpty(); }
 
@@ -291,19 +330,18 @@ final class Session {
     }
 
     /** Ends a call, unless it has ended before, and wakes its caller. */
-    void finish(Call call, Wire.Message answer, Optional<GenieException> failure) {
+    private void finish(Call call, Wire.Message answer, GenieException failure) {
         if (call != null && calls.remove(call.ref, call)) {
             if (call.isUnknown) unknownLocks--;
-            call.complete(answer, failure);
             if (finished == null) {
-                call.wake();
+                call.end(answer, failure);
             } else {
-                finished.add(call);
+                finished.add(() -> call.end(answer, failure));
             }
         }
     }
 
-    void finish(Call call, GenieException failure) { finish(call, null, Optional.ofNullable(failure)); }
+    void finish(Call call, GenieException failure) { finish(call, null, failure); }
 
     /** Gives up a call, whose caller gets the error. */
     private void abandon(Call call, GenieException failure) {
@@ -313,7 +351,7 @@ final class Session {
             return;
         }
         finish(call, failure);
-        if (call.isRequest() && call.sentAt != Call.UNSENT) sendBackground("release", Wire.fields("ref", call.ref), null);
+        if (call.isRequest() && call.sentAt != Call.UNSENT) sendBackground("release", null, "ref", call.ref);
     }
 
     /** Cancels the waiting requests, whose callers get the error. */
@@ -329,7 +367,7 @@ final class Session {
         for (Watch watch : new ArrayList<>(watches)) watch.end(closed);
         var all = new ArrayList<>(locks.values());
         locks.clear();
-        for (Lock lock : all) lock.end(lock.lostByClose(closed));
+        for (Lock lock : all) lock.endByClose(closed);
         for (Call call : openCalls()) finish(call, closed);
         outputTaken.signalAll();
     }
@@ -346,6 +384,7 @@ final class Session {
         inOrder.sort(Comparator.comparingLong(call -> call.number));
         connection = conn;
         isEntered = true;
+        notices.add(() -> dialer.emitUp(conn.address));
         lastFailure = new IOException(conn.address + " does not answer");
         Dialer.startThread("genie-writer", conn::writeOutput);
         for (Call call : inOrder) sendAgain(call);
@@ -357,11 +396,11 @@ final class Session {
         boolean isNewSession = !connection.isResumed;
         if (call.isBackground && !call.isRelease()) {
             finish(call, null);
-        } else if (call.isExtend() && call.lock.ended() != null) {
-            finish(call, call.lock.ended());
+        } else if (call.isExtend() && call.lock.ended != null) {
+            finish(call, call.lock.ended);
         } else if (isNewSession && call.isRelease() && !call.fields.containsKey("id")) {
             finish(call, null); // the server does not know the ref of the cancelled request
-            if (call.grantedId != 0) sendRelease(call.grantedId, null);
+            if (call.grantedId != 0) sendBackground("release", null, "id", call.grantedId);
         } else if (isNewSession && call.isRequest() && call.sentAt != Call.UNSENT) { // it is queued for the rest of its time
             double timeout = call.queueTimeoutMs();
             if (timeout < Wire.MAX_TIMEOUT_MS) {
@@ -404,30 +443,24 @@ final class Session {
 
     /** Handles messages of the server. An exception means that the connection must be closed. */
     void receive(Connection conn, List<Wire.Message> messages) throws IOException {
-        boolean isNowUp = false;
         mutex.lock();
         finished = new ArrayList<>();
+        List<Runnable> now = notices;
         try {
-            for (var message : messages) isNowUp |= receive(conn, message);
+            for (var message : messages) receive(conn, message);
         } finally {
-            List<Call> woken = finished;
+            List<Runnable> woken = finished;
             finished = null;
+            if (!now.isEmpty()) notices = new ArrayList<>();
             conn.endTurn(!woken.isEmpty());
             mutex.unlock();
-            if (!woken.isEmpty()) wake(conn, woken);
-        }
-        if (isNowUp) dialer.emitUp(conn.address);
-    }
-
-    private void wake(Connection conn, List<Call> calls) {
-        calls.forEach(Call::wake);
-        try (var held = mutex.hold()) {
-            conn.endWaking();
+            woken.forEach(Runnable::run);
+            if (!woken.isEmpty()) conn.endWaking();
+            now.forEach(Runnable::run);
         }
     }
 
-    /** Handles a message. Returns whether the handshake of its connection is complete now. */
-    private boolean receive(Connection conn, Wire.Message message) throws IOException {
+    private void receive(Connection conn, Wire.Message message) throws IOException {
         boolean isUp = connection == conn;
         Call call = calls.get(message.text("ref"));
         if (call != null) renewLease(call.sentAt);
@@ -449,13 +482,12 @@ final class Session {
             case "pong", "extended", "inspected", "watching", "unwatched", "bye" -> {
                 if (!isUp) { // the answer to the ping after `hello`
                     resume(conn);
-                    return true;
+                } else {
+                    onAnswer(call, message);
                 }
-                onAnswer(call, message);
             }
             default -> {} // `queued`, which is not needed, or a message of a newer server
         }
-        return false;
     }
 
     /** Handles the grant of a request, or the report that a lock is held. */
@@ -472,7 +504,7 @@ final class Session {
             throw new IOException("the server sent more than " + MAX_UNKNOWN_LOCKS + " locks that were not requested");
         } else { // unless it is released, it stays held until it times out
             unknownLocks++;
-            sendRelease(id, null).isUnknown = true;
+            sendBackground("release", null, "id", id).isUnknown = true;
             warn("lock {0} is released, because its ref is not known: {1}", Long.toString(id), message.text("ref"));
         }
     }
@@ -485,7 +517,7 @@ final class Session {
         } else if (call != null && call.lock != null) {
             call.lock.onEnded(call, message.text("reason"));
         } else if (call != null) {
-            finish(call, message, Optional.empty());
+            finish(call, message, null);
             locks.remove(message.id()); // a lock that is detached
         } else if (lock != null) {
             lock.onEnded(null, message.text("reason"));
@@ -499,7 +531,7 @@ final class Session {
         } else if (call.isExtend()) {
             call.lock.onExtended(call);
         } else {
-            finish(call, message, Optional.empty());
+            finish(call, message, null);
             if (call.watch != null) call.watch.onSnapshot(call, message);
         }
     }

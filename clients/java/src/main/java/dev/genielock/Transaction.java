@@ -1,7 +1,6 @@
 package dev.genielock;
 
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -122,7 +121,7 @@ public final class Transaction {
      * @throws GenieException as {@link GenieClient#lock(LockOptions, String...)}
      */
     public Lock lock(String... resources) throws InterruptedException {
-        List<String> list = Arrays.stream(resources).map(Resources::withMode).toList();
+        List<String> list = Resources.withModes(resources);
         Optional<Lock> covering = ask(list);
         ensureHeld();
         if (covering.isPresent()) return covering.get();

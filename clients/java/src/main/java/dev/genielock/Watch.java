@@ -43,13 +43,11 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         this.changed = session.mutex.newCondition();
         try (var held = session.mutex.hold()) {
             if (session.isClosed()) throw session.closedException().copy();
-            Wire.encode("watch", fields()); // throws for a prefix that cannot be sent
+            Wire.encode("watch", Wire.fields("prefix", prefix)); // throws for a prefix that cannot be sent
             session.watches.add(this);
             request();
         }
     }
-
-    private Map<String, Object> fields() { return Wire.fields("prefix", prefix); }
 
     /**
      * Waits for the next change. A connection that is lost is no error: the watch resynchronizes.
@@ -129,7 +127,7 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
             if (ended == null) {
                 end(new ClientClosedException());
                 if (session.watches.stream().noneMatch(other -> other.prefix.equals(prefix))) {
-                    session.sendBackground("unwatch", fields(), null);
+                    session.sendBackground("unwatch", null, "prefix", prefix);
                 }
             }
         }
@@ -140,7 +138,7 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
     /** Sends `watch` if the watch needs a snapshot. The consumer takes the earlier changes first. */
     void request() {
         if (session.connection != null && !isLive && call == null && changes.isEmpty()) {
-            call = session.sendBackground("watch", fields(), null);
+            call = session.sendBackground("watch", null, "prefix", prefix);
             call.watch = this;
         }
     }

@@ -125,7 +125,7 @@ final class Wire {
                 case "deadlock" -> new DeadlockException(id(), texts("cycle"), rows("waits", Message::edge));
                 case "insufficient" -> new InsufficientException(id(), big("free"), big("locked"));
                 // Granted and timed out while there was no connection.
-                case LockLostException.TRANSACTION_TIMEOUT -> new LockLostException(id(), reason, Optional.empty());
+                case LockLostException.TRANSACTION_TIMEOUT -> new LockLostException(id(), reason);
                 default -> new RequestEndedException(id(), reason);
             };
         }

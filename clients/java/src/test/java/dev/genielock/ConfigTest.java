@@ -1,7 +1,6 @@
 package dev.genielock;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
-import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
@@ -16,14 +15,17 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 class ConfigTest {
-    private static Config config(GenieClient.Builder builder, Map<String, String> environment) {
-        builder.environment = environment;
-        return new Config(builder, new FakeClock());
+    private static GenieClient.Builder builder(Map<String, String> environment) {
+        return new GenieClient.Builder(environment);
+    }
+
+    private static Config config(GenieClient.Builder builder) {
+        return Config.of(builder, new FakeClock());
     }
 
     private static List<String> addresses(Map<String, String> environment, String... given) {
-        var config = config(GenieClient.builder().addresses(given), environment);
-        return config.addresses.stream().map(address -> (address.isSecure() ? "tls " : "") + address).toList();
+        var config = config(builder(environment).addresses(given));
+        return config.addresses().stream().map(address -> (address.isSecure() ? "tls " : "") + address).toList();
     }
 
     @Test
@@ -43,20 +45,21 @@ class ConfigTest {
 
     @Test
     void aLeaderDoesNotTurnTlsOff() {
-        var config = config(GenieClient.builder(), Map.of());
-        assertTrue(config.parseLeader("b:7077", true).isSecure());
-        assertThrows(IllegalArgumentException.class, () -> config.parseLeader("genie://b:7077", true));
+        assertTrue(Config.Address.parseLeader("b:7077", true).isSecure());
+        for (String leader : List.of("genie://b:7077", "b", "b:")) {
+            assertThrows(IllegalArgumentException.class, () -> Config.Address.parseLeader(leader, true));
+        }
     }
 
     @Test
     void theTokenOfAFileIsReadAgain(@TempDir Path folder) throws Exception {
         Path file = Files.writeString(folder.resolve("token"), "one\n");
-        var config = config(GenieClient.builder(), Map.of("GENIE_TOKEN_FILE", file.toString()));
-        assertEquals("one", config.token.get());
+        var config = config(builder(Map.of("GENIE_TOKEN_FILE", file.toString())));
+        assertEquals("one", config.token().get());
         Files.writeString(file, "two");
-        assertEquals("two", config.token.get());
+        assertEquals("two", config.token().get());
         Files.writeString(file, "two words");
-        assertThrows(IllegalArgumentException.class, () -> config.token.get());
+        assertThrows(IllegalArgumentException.class, () -> config.token().get());
     }
 
     @Test
@@ -65,8 +68,7 @@ class ConfigTest {
         assertThrows(IllegalArgumentException.class, () -> addresses(Map.of("GENIE_TLS_CA", empty.toString()), "genies://a"));
         assertThrows(IllegalArgumentException.class, () -> addresses(Map.of("GENIE_TOKEN_FILE", folder.resolve("none").toString())));
         for (Duration timeout : List.of(Duration.ZERO, Duration.ofMillis(-1), Duration.ofDays(100))) {
-            var builder = GenieClient.builder().sessionTimeout(timeout);
-            assertThrows(IllegalArgumentException.class, () -> config(builder, Map.of()));
+            assertThrows(IllegalArgumentException.class, () -> GenieClient.builder().sessionTimeout(timeout));
         }
         assertThrows(IllegalArgumentException.class, () -> LockOptions.of().queueTimeout(Duration.ofMillis(-1)));
         assertThrows(NullPointerException.class, () -> LockOptions.of().note(null));
@@ -74,19 +76,11 @@ class ConfigTest {
     }
 
     @Test
-    void equalOptions() {
-        var options = LockOptions.of().watchdog().priority(3);
-        assertEquals(options, LockOptions.of().priority(3).watchdog());
-        assertNotEquals(options, options.priority(4));
-        assertEquals("LockOptions {PRIORITY=3, WATCHDOG=true}", options.toString());
-    }
-
-    @Test
     void theDefaultNoteNamesTheProcess() {
-        var config = config(GenieClient.builder(), Map.of("HOSTNAME", "host-7"));
-        assertTrue(config.note.endsWith(" " + ProcessHandle.current().pid() + "@host-7"), config.note);
-        var named = config(GenieClient.builder().defaults(LockOptions.of().note("me")), Map.of());
-        assertEquals("me", named.note);
-        assertEquals("", named.defaults.note()); // hello says it
+        var config = config(builder(Map.of("HOSTNAME", "host-7")));
+        assertTrue(config.note().endsWith(" " + ProcessHandle.current().pid() + "@host-7"), config.note());
+        var named = config(builder(Map.of()).defaults(LockOptions.of().note("me")));
+        assertEquals("me", named.note());
+        assertEquals("", named.defaults().note()); // hello says it
     }
 }

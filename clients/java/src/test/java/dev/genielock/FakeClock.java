@@ -2,11 +2,13 @@ package dev.genielock;
 
 import java.util.Comparator;
 import java.util.PriorityQueue;
+import java.util.concurrent.Future;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.locks.ReentrantLock;
 
 /** A clock that only moves when a test moves it. */
 final class FakeClock implements Clock {
-    private record Task(long at, long number, Runnable action) {}
+    private record Task(long at, long number, FutureTask<?> action) {}
 
     private final ReentrantLock mutex = new ReentrantLock();
     private final PriorityQueue<Task> tasks = new PriorityQueue<>(
@@ -25,21 +27,12 @@ final class FakeClock implements Clock {
     }
 
     @Override
-    public Timer schedule(Runnable action, long delay) {
+    public Future<?> schedule(Runnable action, long delay) {
         mutex.lock();
         try {
-            var task = new Task(now + delay, ++lastNumber, action);
+            var task = new Task(now + delay, ++lastNumber, new FutureTask<>(action, null));
             tasks.add(task);
-            return () -> cancel(task);
-        } finally {
-            mutex.unlock();
-        }
-    }
-
-    private void cancel(Task task) {
-        mutex.lock();
-        try {
-            tasks.remove(task);
+            return task.action;
         } finally {
             mutex.unlock();
         }

@@ -78,7 +78,7 @@ class LeaseTest {
         Lock lock = lock(7, LockOptions.of().transactionTimeout(Duration.ofSeconds(1)));
         clock.jumpMs(1000); // no timer has fired
         assertFalse(lock.isHeld());
-        assertTrue(assertThrows(LockLostException.class, lock::ensureHeld).isTransactionTimeout());
+        assertEquals("transaction-timeout", assertThrows(LockLostException.class, lock::ensureHeld).reason());
     }
 
     @Test

@@ -315,7 +315,7 @@ class SessionTest {
 
     @Test
     void aCallThatWasGivenUpIsNotRepeated() throws Exception {
-        var session = new Session(new Config(builder().lazy(), new FakeClock()));
+        var session = new Session(Config.of(builder().lazy(), new FakeClock()));
         session.start();
         try (var second = server.handshake(false)) {
             assertEquals(ConnectionEvent.State.UP, events.take().state());
@@ -323,7 +323,7 @@ class SessionTest {
             second.expect("ping");
             second.answer("error", "code", "unavailable", "message", "", "ref", unanswered.ref);
             var next = session.newCall("ping", Wire.fields(), null);
-            session.submit(next);
+            session.submitNow(next);
             second.answer("pong", "ref", second.expect("ping").get("ref"));
             session.await(next, Long.MAX_VALUE);
             assertFalse(isOpen(session, unanswered));
@@ -333,16 +333,16 @@ class SessionTest {
 
     @Test
     void aCallThatIsGivenUpWithoutAConnectionIsForgotten() throws Exception {
-        var session = new Session(new Config(GenieClient.builder().addresses("127.0.0.1:" + Servers.freePort()).lazy(),
+        var session = new Session(Config.of(GenieClient.builder().addresses("127.0.0.1:" + Servers.freePort()).lazy(),
                 new Clock.Real("timer")));
         session.start();
         assertFalse(isOpen(session, givenUp(session)));
         session.close();
     }
 
-    private static Call givenUp(Session session) throws InterruptedException {
+    private static Call givenUp(Session session) {
         Call call = session.newCall("ping", Wire.fields(), null);
-        session.submit(call);
+        session.submitNow(call);
         session.giveUp(call);
         return call;
     }

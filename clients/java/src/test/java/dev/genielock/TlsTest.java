@@ -41,9 +41,7 @@ class TlsTest {
     }
 
     private static GenieClient.Builder builder(Servers.Server server, Map<String, String> environment) {
-        var builder = GenieClient.builder().addresses("genies://" + server.address()).responseTimeout(Duration.ofSeconds(20));
-        builder.environment = environment;
-        return builder;
+        return new GenieClient.Builder(environment).addresses("genies://" + server.address()).responseTimeout(Duration.ofSeconds(20));
     }
 
     @Test
