@@ -74,7 +74,7 @@ public final class Adapter {
         System.exit(0);
     }
 
-    private void run() throws IOException, Json.InvalidException {
+    private void run() throws IOException {
         var input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = input.readLine(); line != null; line = input.readLine()) {
             byte[] text = line.getBytes(StandardCharsets.UTF_8);

@@ -11,7 +11,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import java.util.regex.Pattern;
@@ -29,7 +28,6 @@ record Config(System.Logger logger, List<Address> addresses, Supplier<SSLContext
     private static final int MAX_PORT = 65_535;
     private static final int MAX_NOTE = 256;
     private static final Pattern HOST_PORT = Pattern.compile("(?:\\[([^\\[\\]/]+)\\]|([^\\[\\]/:]+))(?::(\\d{1,5}))?/?");
-    private static final AtomicBoolean HAS_WARNED_OF_SERVICE_LINK = new AtomicBoolean();
 
     /** The address of a server. */
     record Address(String host, int port, boolean isSecure) {
@@ -103,7 +101,7 @@ record Config(System.Logger logger, List<Address> addresses, Supplier<SSLContext
     private static String port(Map<String, String> environment, System.Logger logger) {
         String port = environment.getOrDefault("GENIE_PORT", "");
         boolean isServiceLink = port.startsWith(SERVICE_LINK_PREFIX);
-        if (isServiceLink && HAS_WARNED_OF_SERVICE_LINK.compareAndSet(false, true)) {
+        if (isServiceLink) {
             logger.log(Level.WARNING, "GENIE_PORT is ignored, because it is a service link of Kubernetes: {0}", port);
         }
         return isServiceLink || port.isEmpty() ? DEFAULT_PORT : port;

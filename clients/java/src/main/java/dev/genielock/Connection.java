@@ -170,7 +170,8 @@ final class Connection {
     /**
      * Writes the line of the only call without an answer, and reads its answer, in the thread of its caller: this saves two switches
      * of threads. A caller does not read if a timeout may end the read within a record of TLS, or if its interrupt would close the
-     * socket, as that of a virtual thread. A write that blocks ends when the keepalive closes the connection.
+     * socket, as that of a virtual thread. The write does not block: the line is short, and the server has answered all earlier ones,
+     * so it has read them. If it has not read them nevertheless, the keepalive closes the connection.
      */
     void exchange(Call call, long limit) {
         Thread caller = Thread.currentThread();
@@ -205,30 +206,23 @@ final class Connection {
 
     /** Returns the next message. */
     private Wire.Message next() throws IOException {
-        for (;;) {
-            Optional<Wire.Message> message = buffered();
-            if (message.isPresent()) return message.get();
-            fill();
-        }
+        Optional<Wire.Message> message;
+        for (message = buffered(); message.isEmpty(); message = buffered()) fill();
+        return message.get();
     }
 
     /** Returns the next message that was read completely. */
     private Optional<Wire.Message> buffered() throws IOException {
-        for (; searched < end; searched++) {
-            if (buffer[searched] == '\n') {
+        Optional<Wire.Message> message = Optional.empty();
+        while (message.isEmpty() && searched < end) {
+            if (buffer[searched++] == '\n') {
                 int start = from;
-                from = searched + 1;
-                var message = isBlank(start, searched) ? Optional.<Wire.Message>empty() : Wire.Message.decode(buffer, start, searched);
-                if (message.isPresent()) {
-                    searched = from;
-                    return message;
-                }
+                from = searched;
+                message = Wire.Message.decode(buffer, start, searched - 1);
             }
         }
-        return Optional.empty();
+        return message;
     }
-
-    private boolean isBlank(int start, int stop) { return start == stop || stop - start == 1 && buffer[start] == '\r'; }
 
     /** Reads more bytes. The first unread byte is at 0 then. */
     private void fill() throws IOException {

@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
@@ -22,17 +23,21 @@ final class Dialer {
     private static final int MAX_TAKEOVERS = 3; // of the session, in a row, after which the client ends
 
     private final Session session;
+    private final CompletableFuture<Boolean> ended = new CompletableFuture<>();
     private Thread thread;
     private volatile boolean isStopped;
     private volatile Connection served;
 
     // The thread uses these.
-    private List<Config.Address> addresses; // in the order in which they are tried next
+    private final List<Config.Address> addresses; // in the order in which they are tried next
     private Optional<Config.Address> leader = Optional.empty(); // as the last server named it
-    private Optional<Config.Address> lastUp = Optional.empty(); // the server of the last connection
+    private Config.Address lastUp; // the server of the last connection; null: there was none
     private int takeovers;
 
-    Dialer(Session session) { this.session = session; }
+    Dialer(Session session) {
+        this.session = session;
+        this.addresses = new ArrayList<>(session.config.addresses());
+    }
 
     /** Returns a thread that does not keep the program running, and has no thread locals of its creator. */
     static Thread newThread(String name, Runnable task) {
@@ -47,10 +52,7 @@ final class Dialer {
         return thread;
     }
 
-    void start() {
-        addresses = new ArrayList<>(session.config.addresses());
-        thread = startThread("genie-reader", this::run);
-    }
+    void start() { thread = startThread("genie-reader", this::run); }
 
     /** Ends the thread and its connection, and waits for it. An interrupt remains set. */
     void stop() {
@@ -58,47 +60,32 @@ final class Dialer {
         thread.interrupt();
         Connection last = served;
         if (last != null) last.close(new IOException("the client is closed"));
-        boolean isInterrupted = false;
-        while (Thread.currentThread() != thread && thread.isAlive()) {
-            try {
-                thread.join();
-            } catch (InterruptedException e) {
-                isInterrupted = true;
-            }
-        }
-        if (isInterrupted) Thread.currentThread().interrupt();
+        if (Thread.currentThread() != thread) ended.join();
     }
 
     private void run() {
-        GenieException end = new ClientClosedException();
+        Optional<GenieException> end = Optional.empty();
         try {
-            end = connectUntilClosed();
+            while (!isStopped && end.isEmpty()) {
+                var round = new Round();
+                Optional<Connection> accepted = round.connect();
+                end = accepted.isPresent() ? serve(accepted.get()) : onFailed(round);
+                if (end.isEmpty()) TimeUnit.NANOSECONDS.sleep(Session.backoff(session.nextRound()));
+            }
         } catch (InterruptedException e) {
             // by stop
         } finally {
-            try (var held = session.mutex.hold()) {
-                session.shut(end);
-            }
+            session.shut(end.orElseGet(ClientClosedException::new));
+            ended.complete(true);
         }
     }
 
-    /** Connects in rounds. Returns why the client ends. */
-    private GenieException connectUntilClosed() throws InterruptedException {
-        while (!isStopped) {
-            var round = new Round();
-            Optional<Connection> accepted = round.connect();
-            if (accepted.isPresent()) {
-                Optional<GenieException> end = serve(accepted.get());
-                if (end.isPresent()) return end.get();
-            } else if (round.isRejected && round.rejected != null) {
-                if (!session.isEntered) return round.rejected;
-                try (var held = session.mutex.hold()) { // this may be temporary, for example while tokens are exchanged
-                    session.abandonRequests(round.rejected);
-                }
-            }
-            TimeUnit.NANOSECONDS.sleep(Session.backoff(session.nextRound()));
-        }
-        return new ClientClosedException();
+    /** Handles a round without a connection. Returns why the client ends, or nothing: it connects again. */
+    private Optional<GenieException> onFailed(Round round) {
+        if (!round.isRejected || round.rejected == null) return Optional.empty();
+        if (!session.isEntered) return Optional.of(round.rejected);
+        session.abandonRequests(round.rejected); // it may be temporary, for example while tokens are exchanged
+        return Optional.empty();
     }
 
     /** Handles the messages of a connection until it ends. Returns why the client ends, or nothing: it connects again. */
@@ -107,26 +94,18 @@ final class Dialer {
         int next = addresses.indexOf(conn.address) + 1; // the next round begins with the address after it
         Collections.rotate(addresses, -next);
         try {
-            if (!isStopped) { // otherwise stop may have looked before
-                conn.read();
-            }
-            conn.close(new IOException("the client is closed"));
+            if (!isStopped) conn.read(); // otherwise stop may have looked before
         } catch (InterruptedException e) { // by stop
             Thread.currentThread().interrupt();
-            conn.close(new IOException("the client is closed"));
         } catch (IOException | GenieException e) {
             conn.close(e);
         } catch (RuntimeException | Error e) { // for example no memory for a thread: the client connects again
             session.config.logger().log(Level.ERROR, "the client failed to handle a message", e);
             conn.close(e);
         }
+        conn.close(new IOException("the client is closed")); // unless it is closed
         Throwable cause = conn.failure.get();
-        session.mutex.lock();
-        boolean wasUp = session.onDown(conn, cause);
-        boolean isClosed = session.isClosed();
-        session.mutex.unlock();
-        if (!isClosed) session.config.logger().log(Level.WARNING, "connection to {0} lost: {1}", conn.address, cause);
-        if (wasUp) emit(ConnectionEvent.State.DOWN, conn.address, Optional.of(cause));
+        if (session.onDown(conn, cause)) emit(ConnectionEvent.State.DOWN, conn.address, Optional.of(cause));
         leader = leaderOf(conn.address, cause);
         boolean isTakenOver = cause instanceof RejectedException rejected && rejected.code().equals(Session.TAKEN_OVER);
         takeovers = isTakenOver && conn.isAlone ? takeovers + 1 : 0;
@@ -146,8 +125,8 @@ final class Dialer {
     }
 
     void emitUp(Config.Address address) {
-        boolean isOther = lastUp.isPresent() && !lastUp.get().equals(address);
-        lastUp = Optional.of(address);
+        boolean isOther = lastUp != null && !lastUp.equals(address);
+        lastUp = address;
         emit(isOther ? ConnectionEvent.State.LEADER : ConnectionEvent.State.UP, address, Optional.empty());
     }
 
@@ -165,13 +144,13 @@ final class Dialer {
      * accepted is used, and the others are closed.
      */
     private final class Round {
-        private record Endpoint(Config.Address address, InetSocketAddress target) {}
+        /** {@code ip}: one of several of the name; null: the attempt looks up the name. */
+        private record Endpoint(Config.Address address, InetAddress ip) {}
 
-        private final BlockingQueue<Runnable> reports = new LinkedBlockingQueue<>(); // of the threads that look up or connect
+        private final BlockingQueue<Runnable> reports = new LinkedBlockingQueue<>(); // of the attempts
         private final ArrayDeque<Endpoint> queue = new ArrayDeque<>();
         private final Set<Connection> attempts = new HashSet<>(); // that have not ended
-        private final Set<InetSocketAddress> tried = new HashSet<>();
-        private int lookUps; // of names, that have not ended
+        private final Set<Endpoint> tried = new HashSet<>();
         private boolean mayStart = true;
         private Optional<Connection> accepted = Optional.empty();
         private RejectedException rejected; // the last rejection that is final for its address
@@ -179,16 +158,14 @@ final class Dialer {
 
         Optional<Connection> connect() throws InterruptedException {
             try {
-                for (int i = addresses.size() - 1; i >= 0; i--) add(addresses.get(i));
-                leader.ifPresent(this::add);
+                leader.ifPresent(address -> queue.add(new Endpoint(address, null)));
                 leader = Optional.empty();
+                for (var address : addresses) queue.add(new Endpoint(address, null));
                 firstAccepted();
                 return accepted;
             } catch (RuntimeException | Error e) { // for example no memory for a thread: the next round follows
                 isRejected = false;
-                try (var held = session.mutex.hold()) {
-                    session.noteFailure(addresses.get(0), e);
-                }
+                session.noteFailure(addresses.get(0), e);
                 return Optional.empty();
             } finally {
                 for (Connection loser : attempts) loser.close(new IOException("another connection is used"));
@@ -201,7 +178,7 @@ final class Dialer {
                 if (!queue.isEmpty() && (mayStart || attempts.isEmpty())) {
                     mayStart = !start(queue.poll());
                     startedAt = System.nanoTime();
-                } else if (queue.isEmpty() && lookUps == 0 && attempts.isEmpty()) {
+                } else if (queue.isEmpty() && attempts.isEmpty()) {
                     return;
                 } else {
                     Runnable report = queue.isEmpty() ? reports.take()
@@ -215,51 +192,36 @@ final class Dialer {
             }
         }
 
-        /** Adds an address to the front of the queue. A name is looked up first. */
-        private void add(Config.Address address) {
-            String host = address.host();
-            if (host.indexOf(':') >= 0 || host.matches("\\d+(\\.\\d+){3}")) {
-                for (InetAddress ip : lookUp(host)) {
-                    queue.addFirst(new Endpoint(address, new InetSocketAddress(ip, address.port())));
-                }
-                return;
-            }
-            lookUps++;
-            startThread("genie-lookup", () -> {
-                InetAddress[] found = lookUp(host);
-                reports.add(() -> {
-                    lookUps--;
-                    for (int i = found.length - 1; i >= 0; i--) {
-                        queue.addFirst(new Endpoint(address, new InetSocketAddress(found[i], address.port())));
-                    }
-                    if (found.length == 0) fail(address, new UnknownHostException("the name " + host + " cannot be looked up"));
-                });
-            });
-        }
-
-        private InetAddress[] lookUp(String host) {
-            try {
-                return InetAddress.getAllByName(host);
-            } catch (UnknownHostException e) {
-                return new InetAddress[0]; // the attempt has failed
-            }
-        }
-
         /** Begins an attempt. Returns false if the endpoint was tried before in this round. */
         private boolean start(Endpoint endpoint) {
-            if (!tried.add(endpoint.target)) return false;
-            // An attempt also fails when its time is over, although a source of the token or of TLS does not return.
+            if (!tried.add(endpoint)) return false;
+            // An attempt also fails when its time is over, although a name server, or a source of the token or of TLS, does not return.
             var conn = new Connection(session, endpoint.address, failed -> reports.add(() -> onFailed(failed)));
             attempts.add(conn);
             startThread("genie-connect", () -> {
                 try {
-                    conn.handshake(endpoint.target);
+                    conn.handshake(new InetSocketAddress(lookUp(endpoint), endpoint.address.port()));
                     reports.add(() -> onAccepted(conn));
                 } catch (IOException | RuntimeException | Error e) {
                     conn.close(e);
                 }
             });
             return true;
+        }
+
+        /** Returns the IP address of an endpoint. Further ones of its name are tried next. */
+        private InetAddress lookUp(Endpoint endpoint) throws UnknownHostException {
+            if (endpoint.ip != null) return endpoint.ip;
+            String name = endpoint.address.host();
+            try {
+                InetAddress[] found = InetAddress.getAllByName(name);
+                reports.add(() -> {
+                    for (int i = found.length - 1; i > 0; i--) queue.addFirst(new Endpoint(endpoint.address, found[i]));
+                });
+                return found[0];
+            } catch (UnknownHostException e) { // its message is the name
+                throw new UnknownHostException("the name " + name + " cannot be looked up");
+            }
         }
 
         private void onAccepted(Connection conn) {
@@ -269,25 +231,19 @@ final class Dialer {
             }
         }
 
-        private void onFailed(Connection conn) {
-            if (attempts.remove(conn)) {
-                fail(conn.address, conn.failure.get());
-                mayStart = true;
-            }
-        }
-
         /** Notes why an attempt has failed. A follower names the leader, which is tried next. */
-        private void fail(Config.Address address, Throwable cause) {
-            session.config.logger().log(Level.DEBUG, "connection to {0} failed: {1}", address, cause);
-            try (var held = session.mutex.hold()) {
-                session.noteFailure(address, cause);
-            }
+        private void onFailed(Connection conn) {
+            if (!attempts.remove(conn)) return;
+            mayStart = true;
+            Throwable cause = conn.failure.get();
+            session.config.logger().log(Level.DEBUG, "connection to {0} failed: {1}", conn.address, cause);
+            session.noteFailure(conn.address, cause);
             if (cause instanceof RejectedException rejection && rejection.isFinal()) {
                 rejected = rejection;
             } else {
                 isRejected = false;
             }
-            leaderOf(address, cause).ifPresent(this::add);
+            leaderOf(conn.address, cause).ifPresent(address -> queue.addFirst(new Endpoint(address, null)));
         }
     }
 }

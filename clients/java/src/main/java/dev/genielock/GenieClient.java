@@ -305,14 +305,10 @@ public final class GenieClient implements AutoCloseable {
     public CompletableFuture<Lock> lockAsync(LockOptions options, String... resources) {
         LockOptions all = session.config.defaults().overriddenBy(options);
         var lock = new Lock(session, all, Resources.withModes(resources));
-        var future = session.executeAsync("request", all.request("resources", lock.resources()), lock,
+        return session.executeAsync("request", all.request("resources", lock.resources()), lock,
                 all.limit(session.config.responseTimeout()), () -> lock.isLate
                         ? lock.extendAsync(all.transactionTimeout()).thenApply(extended -> lock)
                         : CompletableFuture.completedFuture(lock));
-        future.whenComplete((value, failure) -> {
-            if (value != lock) lock.drop(false); // it may have been granted meanwhile
-        });
-        return future;
     }
 
     /**
@@ -577,11 +573,7 @@ public final class GenieClient implements AutoCloseable {
      * @throws InterruptedException if the thread is interrupted: the locks are released nevertheless
      */
     public void shutdown(Duration limit) throws InterruptedException {
-        List<Lock> all;
-        try (var held = session.mutex.hold()) {
-            session.stopCalls();
-            all = new ArrayList<>(session.locks.values());
-        }
+        List<Lock> all = session.stopCalls();
         try {
             CompletableFuture.allOf(all.stream().map(Lock::lost).toArray(CompletableFuture[]::new))
                     .get(Wire.nanos(Wire.ms(limit)), TimeUnit.NANOSECONDS);

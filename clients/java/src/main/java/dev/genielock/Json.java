@@ -2,9 +2,9 @@ package dev.genielock;
 
 import java.io.IOException;
 import java.math.BigInteger;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -21,57 +21,47 @@ final class Json {
     /** Characters of a number. The time to convert a number grows with the square of its length. */
     private static final int MAX_NUMBER = 400;
 
-    private static final char REPLACEMENT = 0xfffd;
-    private static final char END = 0; // beyond the text, and invalid in it
+    private static final int END = 0; // beyond the text, and invalid in it
     private static final int MAX_LONG_DIGITS = 18;
     private static final Pattern NUMBER = Pattern.compile("-?(0|[1-9]\\d*)(\\.\\d+)?([eE][+-]?\\d+)?");
 
-    private final String text;
+    private final byte[] text;
+    private final int end;
     private int at;
 
-    private Json(String text) { this.text = text; }
-
-    /** The text is not JSON in UTF-8, or exceeds a bound. */
-    static final class InvalidException extends IOException {
-        private static final long serialVersionUID = 1L;
-
-        InvalidException(String message) { super(message); }
+    private Json(byte[] text, int from, int end) {
+        this.text = text;
+        this.at = from;
+        this.end = end;
     }
 
-    /** Decodes one value; nothing but whitespace follows it. */
-    static Object decode(byte[] bytes, int from, int end) throws InvalidException {
-        var text = new String(bytes, from, end - from, StandardCharsets.UTF_8);
-        if (text.indexOf(REPLACEMENT) >= 0) { // it may stand for bytes that are not UTF-8
-            byte[] again = text.getBytes(StandardCharsets.UTF_8);
-            if (!Arrays.equals(again, 0, again.length, bytes, from, end)) throw new InvalidException("expected UTF-8");
-        }
-        var json = new Json(text);
+    /** Decodes one value; nothing but whitespace follows it. It throws an exception if the text is not JSON in UTF-8, or exceeds a bound. */
+    static Object decode(byte[] text, int from, int end) throws IOException {
+        var json = new Json(text, from, end);
         Object value = json.value(0);
         json.next();
-        if (json.at < text.length()) throw json.invalid("the end");
+        if (json.at < end) throw json.invalid("the end");
         return value;
     }
 
-    private InvalidException invalid(String expected) {
-        return new InvalidException("expected " + expected + " at character " + at);
-    }
+    private IOException invalid(String expected) { return new IOException("invalid JSON: expected " + expected + " at byte " + at); }
 
-    private char peek() { return at < text.length() ? text.charAt(at) : END; }
+    private int peek() { return at < end ? text[at] : END; }
 
-    /** Skips whitespace, and returns the next character, which is not taken. */
-    private char next() {
+    /** Skips whitespace, and returns the next byte, which is not taken. */
+    private int next() {
         while (peek() == ' ' || peek() == '\t' || peek() == '\r' || peek() == '\n') at++;
         return peek();
     }
 
-    /** Takes the next character if it is this one. */
+    /** Takes the next byte if it is this one. */
     private boolean takes(char expected) {
         if (next() != expected) return false;
         at++;
         return true;
     }
 
-    private Object value(int depth) throws InvalidException {
+    private Object value(int depth) throws IOException {
         return switch (next()) {
             case '{' -> object(depth);
             case '[' -> list(depth);
@@ -83,13 +73,14 @@ final class Json {
         };
     }
 
-    private Object literal(String word, Object value) throws InvalidException {
-        if (!text.startsWith(word, at)) throw invalid(word);
-        at += word.length();
+    private Object literal(String word, Object value) throws IOException {
+        for (int i = 0; i < word.length(); i++, at++) {
+            if (peek() != word.charAt(i)) throw invalid(word);
+        }
         return value;
     }
 
-    private Map<String, Object> object(int depth) throws InvalidException {
+    private Map<String, Object> object(int depth) throws IOException {
         enter(depth);
         var object = new HashMap<String, Object>();
         if (takes('}')) return object;
@@ -103,7 +94,7 @@ final class Json {
         return object;
     }
 
-    private List<Object> list(int depth) throws InvalidException {
+    private List<Object> list(int depth) throws IOException {
         enter(depth);
         var list = new ArrayList<Object>();
         if (takes(']')) return list;
@@ -114,57 +105,59 @@ final class Json {
         return list;
     }
 
-    private void enter(int depth) throws InvalidException {
+    private void enter(int depth) throws IOException {
         at++;
         if (depth >= MAX_DEPTH) throw invalid("at most " + MAX_DEPTH + " levels");
     }
 
-    private Object number() throws InvalidException {
+    private Object number() throws IOException {
         int start = at;
+        long value = 0; // of a number without a sign, a fraction and an exponent
+        for (; peek() >= '0' && peek() <= '9' && at - start < MAX_LONG_DIGITS; at++) value = 10 * value + peek() - '0';
+        int plainEnd = at;
         while ("+-.eE0123456789".indexOf(peek()) >= 0) at++;
-        int length = at - start;
-        if (length <= MAX_LONG_DIGITS && isCanonical(start)) return Long.parseLong(text, start, at, 10);
-        String number = text.substring(start, at);
-        if (length > MAX_NUMBER || !NUMBER.matcher(number).matches()) throw invalid("a value");
-        if (!number.matches("-?\\d+")) return Double.valueOf(number);
+        if (at == plainEnd && at > start && (text[start] != '0' || at == start + 1)) return value;
+        String number = new String(text, start, at - start, StandardCharsets.ISO_8859_1);
+        var match = NUMBER.matcher(number);
+        if (number.length() > MAX_NUMBER || !match.matches()) throw invalid("a value");
+        if (match.group(2) != null || match.group(3) != null) return Double.valueOf(number);
         var big = new BigInteger(number);
         return big.bitLength() < Long.SIZE ? (Object) big.longValue() : big;
     }
 
-    /** Returns whether the number that ends at {@code at} has digits only, and no leading zero. */
-    private boolean isCanonical(int start) {
-        for (int i = start; i < at; i++) {
-            if (text.charAt(i) < '0' || text.charAt(i) > '9') return false;
+    private String string() throws IOException {
+        int start = ++at;
+        boolean isPlain = true; // ASCII without escapes
+        for (; peek() != '"'; at++) {
+            int c = peek();
+            if (c >= 0 && c < ' ') throw invalid("a quotation mark, and no control character");
+            isPlain &= c > 0 && c != '\\';
+            if (c == '\\') at++;
         }
-        return at == start + 1 || at > start && text.charAt(start) != '0';
+        int length = at++ - start;
+        if (isPlain) return new String(text, start, length, StandardCharsets.ISO_8859_1);
+        return unescaped(StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(text, start, length)).toString());
     }
 
-    private String string() throws InvalidException {
-        int plain = ++at; // where the characters begin that were not copied
-        StringBuilder unescaped = null; // until the first escape
-        for (;; at++) {
-            char c = peek();
-            if (c == '"') {
-                String rest = text.substring(plain, at++);
-                return unescaped == null ? rest : unescaped.append(rest).toString();
-            }
-            if (c < ' ') throw invalid("a quotation mark, and no control character");
+    private String unescaped(String escaped) throws IOException {
+        var out = new StringBuilder(escaped.length());
+        for (int i = 0; i < escaped.length(); i++) {
+            char c = escaped.charAt(i);
             if (c == '\\') {
-                unescaped = unescaped == null ? new StringBuilder() : unescaped;
-                unescaped.append(text, plain, at++).append(escape());
-                plain = at + 1;
+                c = escaped.charAt(++i);
+                int index = "\"\\/bfnrt".indexOf(c);
+                if (index >= 0) {
+                    c = "\"\\/\b\f\n\r\t".charAt(index);
+                } else {
+                    String digits = escaped.substring(i + 1, Math.min(i + 5, escaped.length()));
+                    if (c != 'u' || !digits.matches("[0-9a-fA-F]{4}")) throw invalid("valid escapes");
+                    c = (char) Integer.parseInt(digits, 16);
+                    i += 4;
+                }
             }
+            out.append(c);
         }
-    }
-
-    private char escape() throws InvalidException {
-        int index = "\"\\/bfnrt".indexOf(peek());
-        if (index >= 0) return "\"\\/\b\f\n\r\t".charAt(index);
-        if (peek() != 'u') throw invalid("an escape");
-        String digits = text.substring(at + 1, Math.min(at + 5, text.length()));
-        if (!digits.matches("[0-9a-fA-F]{4}")) throw invalid("four hexadecimal digits");
-        at += 4;
-        return (char) Integer.parseInt(digits, 16);
+        return out.toString();
     }
 
     /** Encodes a value of the protocol: no fraction is lost, and no text is changed. */
@@ -172,28 +165,31 @@ final class Json {
         if (value instanceof String string) {
             encode(string, out);
         } else if (value instanceof Map<?, ?> map) {
-            String separator = "{";
-            for (var entry : map.entrySet()) {
-                out.append(separator);
-                encode((String) entry.getKey(), out);
+            out.append('{');
+            map.forEach((key, item) -> {
+                separate('{', out);
+                encode((String) key, out);
                 out.append(':');
-                encode(entry.getValue(), out);
-                separator = ",";
-            }
-            out.append(map.isEmpty() ? "{}" : "}");
-        } else if (value instanceof List<?> list) {
-            String separator = "[";
-            for (Object item : list) {
-                out.append(separator);
                 encode(item, out);
-                separator = ",";
+            });
+            out.append('}');
+        } else if (value instanceof List<?> list) {
+            out.append('[');
+            for (Object item : list) {
+                separate('[', out);
+                encode(item, out);
             }
-            out.append(list.isEmpty() ? "[]" : "]");
+            out.append(']');
         } else if (value instanceof Double number && number == Math.rint(number) && Math.abs(number) < 1e15) {
             out.append(number.longValue());
         } else {
             out.append(value); // Long, Integer, BigInteger, Boolean, null, and a Double with a fraction
         }
+    }
+
+    /** Appends a comma, unless the next item is the first one. */
+    private static void separate(char begin, StringBuilder out) {
+        if (out.charAt(out.length() - 1) != begin) out.append(',');
     }
 
     private static void encode(String string, StringBuilder out) {
@@ -203,12 +199,11 @@ final class Json {
             if (c == '"' || c == '\\') {
                 out.append('\\').append(c);
             } else if (c < ' ') {
-                out.append("\\u00").append(Character.forDigit(c >> 4, 16)).append(Character.forDigit(c & 15, 16));
+                out.append(String.format("\\u%04x", (int) c));
             } else if (Character.isSurrogate(c)) {
-                if (Character.isLowSurrogate(c) || i + 1 == string.length() || !Character.isLowSurrogate(string.charAt(i + 1))) {
-                    throw RejectedException.badRequest("a text is not valid Unicode: there is half of a surrogate pair");
-                }
-                out.append(c).append(string.charAt(++i));
+                int point = string.codePointAt(i++);
+                if (point == c) throw RejectedException.badRequest("a text is not valid Unicode: there is half of a surrogate pair");
+                out.appendCodePoint(point);
             } else {
                 out.append(c);
             }

@@ -2,13 +2,12 @@ package dev.genielock;
 
 import java.lang.System.Logger.Level;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Future;
+import java.util.stream.Collectors;
 
 /**
  * A granted lock. It survives a reconnect of its client. It ends with {@link #release}, or is lost: after its transaction timeout,
@@ -352,7 +351,10 @@ public final class Lock implements AutoCloseable {
         fence = message.integer("fence");
         confirmedOn = conn;
         session.locks.put(id, this);
-        if (call.fields.containsKey("anyOf")) choose(message.texts("resources"));
+        if (call.fields.containsKey("anyOf")) { // the names have no modes
+            var choices = resources.stream().collect(Collectors.toMap(Resources::name, choice -> choice, (one, other) -> other));
+            resources = message.texts("resources").stream().map(name -> choices.getOrDefault(name, Resources.exclusive(name))).toList();
+        }
         long timeout = Wire.nanos(timeoutMs);
         long start = call.sentAt; // the message may be late, but the server granted the lock after it
         long remaining = timeout;
@@ -369,15 +371,6 @@ public final class Lock implements AutoCloseable {
         hold(start, isLate ? FOREVER : remaining);
         isLate |= !check(); // the lease of the session has ended: there is no lock to return
         session.finish(call, null);
-    }
-
-    /** Notes which resources of a lockAny were locked. The names have no modes. */
-    private void choose(List<String> names) {
-        var choices = new HashMap<String, String>();
-        for (String resource : resources) choices.put(Resources.name(resource), resource);
-        var chosen = new ArrayList<String>();
-        for (String name : names) chosen.add(choices.getOrDefault(name, Resources.exclusive(name)));
-        resources = chosen;
     }
 
     /** Handles the report that the server still holds the lock. */

@@ -15,6 +15,7 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
 import java.util.function.Supplier;
@@ -47,7 +48,7 @@ final class Session {
     final Condition outputTaken = mutex.newCondition(); // calls may add more output
     final String secret = randomText();
     private final AtomicLong lastNumber = new AtomicLong();
-    private final Dialer dialer = new Dialer(this);
+    private final Dialer dialer;
 
     // The mutex protects the rest.
     Connection connection; // the connection whose handshake is complete; null: there is none
@@ -61,13 +62,14 @@ final class Session {
     private List<Runnable> notices = new ArrayList<>(); // of the reader to the logger and to the listener, which may be slow
     private int unknownLocks; // the unanswered releases of locks that this client has not requested
     private Throwable lastFailure = new IOException("no server has answered");
-    private GenieException closed; // why the client is closed; null: it is open
+    GenieException closed; // why the client is closed; null: it is open
     private Call bye; // the command of close; null: it was not called
 
     Session(Config config) {
         this.config = config;
         this.clock = config.clock();
         this.isEntered = config.isLazy();
+        this.dialer = new Dialer(this);
     }
 
     static String randomText() {
@@ -96,8 +98,7 @@ final class Session {
         var kept = new ArrayList<Long>();
         try (var held = mutex.hold()) {
             if (bye == null) {
-                stopCalls();
-                for (Lock lock : locks.values()) {
+                for (Lock lock : stopCalls()) {
                     if (lock.options.releasesOnDisconnect()) { // the server ends it before the answer to bye arrives
                         lock.endByClose(closed);
                     } else if (lock.isHeld()) {
@@ -109,23 +110,21 @@ final class Session {
             }
         }
         if (!kept.isEmpty()) config.logger().log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
-        if (last != null) {
-            boolean isInterrupted = false; // it does not end this wait: otherwise the server would keep the session
-            long end = System.nanoTime() + Math.min(MAX_BYE, config.responseTimeout());
-            while (!bye.isDone() && end - System.nanoTime() > 0) {
-                isInterrupted |= Thread.interrupted();
-                awaitQuietly(bye, end - System.nanoTime());
-            }
-            if (isInterrupted) Thread.currentThread().interrupt();
+        if (last != null) { // an interrupt does not end this wait: otherwise the server would keep the session
+            long limit = Math.min(MAX_BYE, config.responseTimeout());
+            bye.handle((answer, failure) -> true).completeOnTimeout(false, limit, TimeUnit.NANOSECONDS).join();
         }
         dialer.stop();
         clock.close();
     }
 
-    /** Lets no further calls begin, and cancels the waiting requests. */
-    void stopCalls() {
-        closed = closed == null ? new ClientClosedException() : closed;
-        abandonRequests(closed);
+    /** Lets no further calls begin, and cancels the waiting requests. Returns the locks. */
+    List<Lock> stopCalls() {
+        try (var held = mutex.hold()) {
+            closed = closed == null ? new ClientClosedException() : closed;
+            abandonRequests(closed);
+            return new ArrayList<>(locks.values());
+        }
     }
 
     /** Releases the locks that have not ended, which count as lost, and waits for the answers. */
@@ -218,20 +217,14 @@ final class Session {
 
     /** Waits for the answer to a call. If the thread is interrupted, or no answer arrives in time, the call is given up. */
     Wire.Message await(Call call, long limit) throws InterruptedException {
-        boolean isInterrupted = false;
         try {
             waitFor(call, limit);
         } catch (InterruptedException e) {
-            isInterrupted = true;
-        }
-        Optional<GenieException> failure = call.isDone() ? Optional.empty() : giveUp(call);
-        if (failure.isPresent()) {
-            if (isInterrupted) throw new InterruptedException();
-            throw failure.get();
-        }
-        if (isInterrupted) {
+            if (giveUp(call).isPresent()) throw e;
             Thread.currentThread().interrupt(); // it was answered meanwhile: the answer counts
         }
+        Optional<GenieException> failure = call.isDone() ? Optional.empty() : giveUp(call);
+        if (failure.isPresent()) throw failure.get();
         return call.result();
     }
 
@@ -264,7 +257,8 @@ final class Session {
                 failure -> call.defaultExecutor().execute(() -> future.completeExceptionally(failure))), limit);
         future.whenComplete((value, failure) -> {
             timer.cancel(false);
-            giveUp(call);
+            giveUp(call); // before the lock is dropped: the request is not granted any more
+            if (call.isRequest() && value != call.lock) call.lock.drop(false);
         });
         return future;
     }
@@ -279,14 +273,67 @@ final class Session {
         }
     }
 
+    /** Handles the end of a connection. Returns whether it was in use. */
+    boolean onDown(Connection conn, Throwable cause) {
+        noteFailure(conn.address, cause);
+        boolean wasUp;
+        boolean isClosed;
+        try (var held = mutex.hold()) {
+            isClosed = closed != null;
+            wasUp = connection == conn;
+            if (wasUp) {
+                connection = null;
+                finish(bye, null);
+                if (clock.now() - conn.helloAt >= STABLE_AFTER) failedRounds = 0;
+                outputTaken.signalAll(); // the commands that were not written are sent again
+                for (Watch watch : watches) watch.onDisconnected();
+            }
+        }
+        if (!isClosed) config.logger().log(Level.WARNING, "connection to {0} lost: {1}", conn.address, cause);
+        return wasUp;
+    }
+
+    /** Returns the number of rounds since the server has executed a command. */
+    int nextRound() {
+        try (var held = mutex.hold()) {
+            return failedRounds++;
+        }
+    }
+
+    void noteFailure(Config.Address address, Throwable cause) {
+        try (var held = mutex.hold()) {
+            lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
+        }
+    }
+
+    /** Cancels the waiting requests, whose callers get the error. */
+    void abandonRequests(GenieException failure) {
+        try (var held = mutex.hold()) {
+            for (Call call : openCalls()) {
+                if (call.isRequest()) abandon(call, failure);
+            }
+        }
+    }
+
+    /** Ends all locks, calls and watches, because the client is closed. */
+    void shut(GenieException failure) {
+        try (var held = mutex.hold()) {
+            closed = closed == null ? failure : closed;
+            for (Watch watch : new ArrayList<>(watches)) watch.end(closed);
+            var all = new ArrayList<>(locks.values());
+            locks.clear();
+            for (Lock lock : all) lock.endByClose(closed);
+            for (Call call : openCalls()) finish(call, closed);
+            outputTaken.signalAll();
+        }
+    }
+
     // The rest is called with the mutex locked, except backoff, maxBackoffMs and receive.
 
     boolean isOpen(Call call) { return calls.get(call.ref) == call; }
 
     /** Returns whether the server may have something to say. */
     boolean expectsMessages() { return !calls.isEmpty() || !locks.isEmpty() || !watches.isEmpty(); }
-
-    boolean isClosed() { return closed != null; }
 
     List<Call> openCalls() { return new ArrayList<>(calls.values()); }
 
@@ -354,26 +401,6 @@ final class Session {
         if (call.isRequest() && call.sentAt != Call.UNSENT) sendBackground("release", null, "ref", call.ref);
     }
 
-    /** Cancels the waiting requests, whose callers get the error. */
-    void abandonRequests(GenieException failure) {
-        for (Call call : openCalls()) {
-            if (call.isRequest()) abandon(call, failure);
-        }
-    }
-
-    /** Ends all locks, calls and watches, because the client is closed. */
-    void shut(GenieException failure) {
-        closed = closed == null ? failure : closed;
-        for (Watch watch : new ArrayList<>(watches)) watch.end(closed);
-        var all = new ArrayList<>(locks.values());
-        locks.clear();
-        for (Lock lock : all) lock.endByClose(closed);
-        for (Call call : openCalls()) finish(call, closed);
-        outputTaken.signalAll();
-    }
-
-    GenieException closedException() { return closed; }
-
     /** Completes the handshake: the server has sent the state of all requests of the session. */
     private void resume(Connection conn) {
         renewLease(conn.helloAt);
@@ -413,29 +440,6 @@ final class Session {
         } else {
             write(call);
         }
-    }
-
-    /** Handles the end of a connection. Returns whether it was in use. */
-    boolean onDown(Connection conn, Throwable cause) {
-        noteFailure(conn.address, cause);
-        if (connection != conn) return false;
-        connection = null;
-        finish(bye, null);
-        if (clock.now() - conn.helloAt >= STABLE_AFTER) failedRounds = 0;
-        outputTaken.signalAll(); // the commands that were not written are sent again
-        for (Watch watch : watches) watch.onDisconnected();
-        return true;
-    }
-
-    /** Returns the number of rounds since the server has executed a command. */
-    int nextRound() {
-        try (var held = mutex.hold()) {
-            return failedRounds++;
-        }
-    }
-
-    void noteFailure(Config.Address address, Throwable cause) {
-        lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
     }
 
     /** Notes that the server has executed a command that was sent at this time: it keeps the session for its timeout after it. */

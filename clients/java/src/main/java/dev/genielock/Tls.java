@@ -13,11 +13,16 @@ import java.security.cert.CertificateFactory;
 import java.security.spec.InvalidKeySpecException;
 import java.security.spec.PKCS8EncodedKeySpec;
 import java.util.Base64;
+import java.util.Collection;
 import java.util.List;
 import java.util.Map;
+import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
+import java.util.stream.Collectors;
+import javax.net.ssl.KeyManager;
 import javax.net.ssl.KeyManagerFactory;
 import javax.net.ssl.SSLContext;
+import javax.net.ssl.TrustManager;
 import javax.net.ssl.TrustManagerFactory;
 
 /** Reads the files of {@code GENIE_TLS_CA}, {@code GENIE_TLS_CERT} and {@code GENIE_TLS_KEY}. */
@@ -34,29 +39,28 @@ final class Tls {
         String key = environment.getOrDefault("GENIE_TLS_KEY", "");
         try {
             var context = SSLContext.getInstance("TLS");
-            var trust = ca.isEmpty() ? null : trust(certificates(ca));
-            var own = certificate.isEmpty() && key.isEmpty() ? null : own(certificate, key.isEmpty() ? certificate : key);
-            context.init(own == null ? null : own.getKeyManagers(), trust == null ? null : trust.getTrustManagers(), null);
+            context.init(certificate.isEmpty() && key.isEmpty() ? null : keyManagers(certificate, key.isEmpty() ? certificate : key),
+                    ca.isEmpty() ? null : trustManagers(ca), null);
             return context;
         } catch (IOException | GeneralSecurityException e) {
             throw new IllegalArgumentException("GENIE_TLS_CA, GENIE_TLS_CERT and GENIE_TLS_KEY: " + e, e);
         }
     }
 
-    private static TrustManagerFactory trust(List<Certificate> certificates) throws IOException, GeneralSecurityException {
+    private static TrustManager[] trustManagers(String ca) throws IOException, GeneralSecurityException {
         var store = emptyStore();
-        for (int i = 0; i < certificates.size(); i++) store.setCertificateEntry("ca" + i, certificates.get(i));
+        for (var certificate : certificates(ca)) store.setCertificateEntry("ca" + store.size(), certificate);
         var factory = TrustManagerFactory.getInstance(TrustManagerFactory.getDefaultAlgorithm());
         factory.init(store);
-        return factory;
+        return factory.getTrustManagers();
     }
 
-    private static KeyManagerFactory own(String certificate, String key) throws IOException, GeneralSecurityException {
+    private static KeyManager[] keyManagers(String certificate, String key) throws IOException, GeneralSecurityException {
         var store = emptyStore();
         store.setKeyEntry("own", privateKey(key), new char[0], certificates(certificate).toArray(Certificate[]::new));
         var factory = KeyManagerFactory.getInstance(KeyManagerFactory.getDefaultAlgorithm());
         factory.init(store, new char[0]);
-        return factory;
+        return factory.getKeyManagers();
     }
 
     private static KeyStore emptyStore() throws IOException, GeneralSecurityException {
@@ -65,15 +69,10 @@ final class Tls {
         return store;
     }
 
-    private static List<Certificate> certificates(String path) throws IOException, GeneralSecurityException {
-        var factory = CertificateFactory.getInstance("X.509");
-        var texts = CERTIFICATE.matcher(Files.readString(Path.of(path))).results().toList();
+    private static Collection<? extends Certificate> certificates(String path) throws IOException, GeneralSecurityException {
+        var texts = CERTIFICATE.matcher(Files.readString(Path.of(path))).results().map(MatchResult::group).collect(Collectors.joining("\n"));
         if (texts.isEmpty()) throw new GeneralSecurityException(path + " contains no certificate");
-        var certificates = new Certificate[texts.size()];
-        for (int i = 0; i < certificates.length; i++) {
-            certificates[i] = factory.generateCertificate(new ByteArrayInputStream(texts.get(i).group().getBytes()));
-        }
-        return List.of(certificates);
+        return CertificateFactory.getInstance("X.509").generateCertificates(new ByteArrayInputStream(texts.getBytes()));
     }
 
     private static PrivateKey privateKey(String path) throws IOException, GeneralSecurityException {

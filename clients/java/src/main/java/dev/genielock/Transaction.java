@@ -1,14 +1,14 @@
 package dev.genielock;
 
 import java.util.ArrayList;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
-import java.util.TreeSet;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
-import java.util.function.BinaryOperator;
+import java.util.regex.Pattern;
 
 /** An attempt of a transaction, made by {@link GenieClient#transaction}. */
 public final class Transaction {
@@ -18,12 +18,12 @@ public final class Transaction {
     private final LockOptions options;
     private final Mutex mutex = new Mutex();
     private final List<Lock> locks = new ArrayList<>();
-    private final Map<String, String> wanted; // the names that all earlier attempts have asked for, and the strongest resource
-    private final Map<String, String> asked = new HashMap<>(); // the names that this attempt has asked for; units are added up
-    private final Map<String, Units> reserved = new HashMap<>(); // units of the first request of a repeated attempt, not asked for yet
+    private final Map<String, Demand> wanted; // the strongest demands of all earlier attempts, by name
+    private final Map<String, Demand> asked = new HashMap<>(); // those of this attempt; units are added up
+    private final Map<String, Demand> reserved = new HashMap<>(); // units of the first request of a repeated attempt, not asked for yet
     private boolean isEnded;
 
-    private Transaction(GenieClient client, LockOptions options, Map<String, String> wanted) {
+    private Transaction(GenieClient client, LockOptions options, Map<String, Demand> wanted) {
         this.client = client;
         this.options = options;
         this.wanted = wanted;
@@ -55,7 +55,7 @@ public final class Transaction {
     /** Returns the next attempt, which first locks what the earlier ones have asked for. */
     private Transaction next() {
         try (var held = mutex.hold()) {
-            asked.values().forEach(resource -> addTo(wanted, resource, Units::most));
+            asked.forEach((name, demand) -> wanted.merge(name, demand, Demand::strongest));
             return new Transaction(client, options, wanted);
         }
     }
@@ -78,14 +78,10 @@ public final class Transaction {
     /** Locks what the earlier attempts have asked for, in one request. */
     private void reserve() throws InterruptedException {
         if (wanted.isEmpty()) return;
-        var all = new TreeSet<>(wanted.values());
-        lock(all.toArray(String[]::new));
+        lock(wanted.values().stream().map(Demand::resource).sorted().toArray(String[]::new));
         try (var held = mutex.hold()) {
             asked.clear(); // the work asks for the same units again
-            for (String resource : all) {
-                Units units = Units.of(resource);
-                if (units.limit > 0) reserved.put(Resources.name(resource), units);
-            }
+            reserved.putAll(wanted);
         }
     }
 
@@ -161,63 +157,55 @@ public final class Transaction {
 
     /** Notes what the work asks for, and returns a lock of the transaction that covers it. */
     private Optional<Lock> ask(List<String> resources) {
-        var merged = new HashMap<String, String>();
-        resources.forEach(resource -> addTo(merged, resource, Units::sum));
+        var demands = new HashMap<String, Demand>();
+        resources.stream().map(Demand::of).forEach(demand -> demands.merge(demand.name, demand, Demand::plus));
         try (var held = mutex.hold()) {
-            merged.values().forEach(resource -> addTo(asked, resource, Units::sum));
-            Optional<Lock> covering = locks.stream().filter(lock -> covers(lock, merged)).findFirst();
+            demands.forEach((name, demand) -> asked.merge(name, demand, Demand::plus));
+            Optional<Lock> covering = locks.stream().filter(lock -> covers(lock, demands.values())).findFirst();
             if (covering.isPresent()) {
-                merged.forEach((name, resource) -> reserved.computeIfPresent(name,
-                        (key, left) -> new Units(left.count - Units.of(resource).count, left.limit)));
+                demands.forEach((name, demand) -> reserved.computeIfPresent(name,
+                        (key, left) -> Demand.ofUnits(name, left.units - demand.units, left.limit)));
             }
             return covering;
         }
     }
 
-    /** Returns whether the lock is held, and includes the resources, by name. */
-    private boolean covers(Lock lock, Map<String, String> resources) {
-        for (var entry : resources.entrySet()) {
-            Units units = Units.of(entry.getValue());
-            Units left = reserved.getOrDefault(entry.getKey(), Units.NONE);
-            boolean isReserved = lock == locks.get(0) && units.count <= left.count && left.limit <= units.limit;
-            boolean isIncluded = units.limit > 0 ? isReserved : lock.resources().contains(entry.getValue());
-            if (!isIncluded && !lock.resources().contains(Resources.exclusive(entry.getKey()))) return false;
+    /** Returns whether the lock is held, and includes what is demanded. */
+    private boolean covers(Lock lock, Collection<Demand> demands) {
+        for (Demand demand : demands) {
+            Demand left = reserved.get(demand.name);
+            boolean isReserved = lock == locks.get(0) && left != null && demand.units <= left.units && left.limit <= demand.limit;
+            boolean isIncluded = demand.limit > 0 ? isReserved : lock.resources().contains(demand.resource());
+            if (!isIncluded && !lock.resources().contains(Resources.exclusive(demand.name))) return false;
         }
         return lock.isHeld();
     }
 
-    /** Units of a counted resource: how many, and the limit. The limit 0 stands for another mode. */
-    private record Units(long count, long limit) {
-        private static final Units NONE = new Units(0, 0);
+    /** What is demanded of one name: a mode, or units with their limit. The limit 0 stands for another mode than units. */
+    private record Demand(String name, String mode, long units, long limit) {
+        private static final Pattern UNITS = Pattern.compile("(\\d{1,9})/(\\d{1,9})"); // the server rejects greater numbers
 
-        static Units of(String resource) {
+        static Demand of(String resource) {
             String mode = resource.substring(0, resource.indexOf(':'));
-            int slash = mode.indexOf('/');
-            try {
-                return slash < 0 ? NONE : new Units(Long.parseLong(mode.substring(0, slash)), Long.parseLong(mode.substring(slash + 1)));
-            } catch (NumberFormatException e) {
-                return NONE; // the server rejects it
-            }
+            var match = UNITS.matcher(mode);
+            return match.matches() ? ofUnits(Resources.name(resource), Long.parseLong(match.group(1)), Long.parseLong(match.group(2)))
+                    : new Demand(Resources.name(resource), mode, 0, 0);
         }
 
-        static Units sum(Units a, Units b) {
-            long limit = Math.min(a.limit, b.limit);
-            return new Units(Math.min(a.count + b.count, limit), limit);
+        static Demand ofUnits(String name, long units, long limit) { return new Demand(name, units + "/" + limit, units, limit); }
+
+        String resource() { return mode + ":" + name; }
+
+        /** Returns a demand for both: units are added up. */
+        Demand plus(Demand other) {
+            long least = Math.min(limit, other.limit);
+            return least > 0 ? ofUnits(name, Math.min(units + other.units, least), least) : strongest(other);
         }
 
-        static Units most(Units a, Units b) { return a.count > b.count || a.count == b.count && a.limit > b.limit ? a : b; }
-    }
-
-    /** Adds a resource to that of the same name. */
-    private static void addTo(Map<String, String> byName, String resource, BinaryOperator<Units> join) {
-        byName.merge(Resources.name(resource), resource, (one, other) -> {
-            Units units = Units.of(one);
-            Units others = Units.of(other);
-            if (units.limit > 0 && others.limit > 0) {
-                Units joined = join.apply(others, units);
-                return joined.count + "/" + joined.limit + ":" + Resources.name(one);
-            }
-            return one.equals(other) ? one : Resources.exclusive(Resources.name(one));
-        });
+        /** Returns a demand that includes both, but not both at once. */
+        Demand strongest(Demand other) {
+            if (limit > 0 && other.limit > 0) return units > other.units || units == other.units && limit > other.limit ? this : other;
+            return mode.equals(other.mode) ? this : new Demand(name, "exclusive", 0, 0);
+        }
     }
 }

@@ -2,17 +2,14 @@ package dev.genielock;
 
 import java.time.Duration;
 import java.util.ArrayDeque;
-import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.Iterator;
 import java.util.List;
 import java.util.Map;
-import java.util.NoSuchElementException;
 import java.util.Optional;
-import java.util.Set;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.Condition;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
 
 /**
  * Follows the locks on all resources with a prefix. It is made by {@link GenieClient#watch} and ended by {@link #close}.
@@ -42,7 +39,7 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         this.prefix = prefix;
         this.changed = session.mutex.newCondition();
         try (var held = session.mutex.hold()) {
-            if (session.isClosed()) throw session.closedException().copy();
+            if (session.closed != null) throw session.closed.copy();
             Wire.encode("watch", Wire.fields("prefix", prefix)); // throws for a prefix that cannot be sent
             session.watches.add(this);
             request();
@@ -58,10 +55,9 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
      * @throws RejectedException if the server has rejected the watch
      */
     public Change next() throws InterruptedException {
-        for (;;) {
-            Optional<Change> change = poll(LockOptions.NO_TIMEOUT);
-            if (change.isPresent()) return change.get();
-        }
+        Optional<Change> change = Optional.empty();
+        while (change.isEmpty()) change = poll(LockOptions.NO_TIMEOUT);
+        return change.get();
     }
 
     /**
@@ -74,7 +70,7 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
      * @throws RejectedException if the server has rejected the watch
      */
     public Optional<Change> poll(Duration limit) throws InterruptedException {
-        long left = TimeUnit.MILLISECONDS.toNanos((long) Wire.ms(limit));
+        long left = Wire.nanos(Wire.ms(limit));
         session.mutex.lockInterruptibly();
         try {
             if (ended == null) request();
@@ -95,29 +91,18 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
      */
     @Override
     public Iterator<Change> iterator() {
-        return new Iterator<>() {
-            private Optional<Change> taken = Optional.empty();
+        return Stream.generate(this::nextUnlessEnded).takeWhile(Optional::isPresent).map(Optional::get).iterator();
+    }
 
-            @Override
-            public boolean hasNext() {
-                try {
-                    taken = taken.isPresent() ? taken : Optional.of(Watch.this.next());
-                } catch (ClientClosedException e) {
-                    return false;
-                } catch (InterruptedException e) {
-                    Thread.currentThread().interrupt();
-                }
-                return taken.isPresent();
-            }
-
-            @Override
-            public Change next() {
-                if (!hasNext()) throw new NoSuchElementException();
-                Change change = taken.get();
-                taken = Optional.empty();
-                return change;
-            }
-        };
+    private Optional<Change> nextUnlessEnded() {
+        try {
+            return Optional.of(next());
+        } catch (ClientClosedException e) {
+            return Optional.empty();
+        } catch (InterruptedException e) {
+            Thread.currentThread().interrupt();
+            return Optional.empty();
+        }
     }
 
     /** Ends the watch. A call of {@link #next} that waits throws a {@link ClientClosedException}. */
@@ -156,12 +141,11 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         boolean isTruncated = message.isTrue("truncated");
         List<Change> rows = message.held();
         changes.add(Change.resync(isTruncated));
-        Set<Key> present = new HashSet<>();
-        for (Change row : rows) present.add(new Key(row.resource(), row.id()));
-        var gone = new ArrayList<Key>();
-        held.forEach((resource, locks) -> locks.keySet().forEach(id -> gone.add(new Key(resource, id))));
-        gone.removeAll(present);
-        for (Key key : isTruncated ? List.<Key>of() : gone) unlocked(key.resource, key.id);
+        if (!isTruncated) { // otherwise a lock that is missing may be held; only a lock that conflicts with it shows its end
+            var present = rows.stream().map(row -> new Key(row.resource(), row.id())).collect(Collectors.toSet());
+            held.values().stream().flatMap(locks -> locks.values().stream()).filter(lock -> !present.contains(new Key(lock.resource(), lock.id())))
+                    .toList().forEach(lock -> unlocked(lock.resource(), lock.id()));
+        }
         for (Change row : rows) locked(row);
         changed.signalAll();
     }

@@ -6,6 +6,7 @@ import java.math.BigInteger;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.time.Instant;
+import java.time.temporal.ChronoUnit;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -27,7 +28,6 @@ final class Wire {
     static final double MAX_TIMEOUT_MS = Integer.MAX_VALUE;
 
     private static final double NANOS_PER_MS = 1e6;
-    private static final long MICROS_PER_S = 1_000_000;
 
     private Wire() {}
 
@@ -61,8 +61,9 @@ final class Wire {
 
     /** A message of the server, or an object in it, which has no command. A field of another type than expected counts as missing. */
     record Message(String command, Map<?, ?> fields) {
-        /** Decodes a line. Returns nothing for JSON that is no message, as a newer server may send. */
+        /** Decodes a line. Returns nothing for a blank line, and for JSON that is no message, as a newer server may send. */
         static Optional<Message> decode(byte[] text, int from, int end) throws IOException {
+            if (end == from || end == from + 1 && text[from] == '\r') return Optional.empty();
             if (Json.decode(text, from, end) instanceof Map<?, ?> object && object.get("command") instanceof String command
                     && object.get("payload") instanceof Map<?, ?> fields) {
                 return Optional.of(new Message(command, fields));
@@ -109,10 +110,7 @@ final class Wire {
             }
         }
 
-        private Instant since() {
-            long micros = Math.round(number("since") * 1e3);
-            return Instant.ofEpochSecond(Math.floorDiv(micros, MICROS_PER_S), Math.floorMod(micros, MICROS_PER_S) * 1000);
-        }
+        private Instant since() { return Instant.EPOCH.plus(Math.round(number("since") * 1e3), ChronoUnit.MICROS); }
 
         /** Returns the error that the server has sent. */
         RejectedException rejection() { return new RejectedException(text("code"), text("message"), text("leader")); }

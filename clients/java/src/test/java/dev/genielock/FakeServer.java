@@ -60,7 +60,7 @@ final class FakeServer implements AutoCloseable {
         }
 
         /** Reads the next command, whose name must be this one, and returns its payload. */
-        Map<?, ?> expect(String command) throws IOException, Json.InvalidException {
+        Map<?, ?> expect(String command) throws IOException {
             var line = new java.io.ByteArrayOutputStream();
             for (int b = in.read(); b != '\n'; b = in.read()) {
                 if (b < 0) {

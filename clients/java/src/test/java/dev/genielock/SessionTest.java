@@ -13,6 +13,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.ResourceBundle;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
@@ -21,6 +22,7 @@ import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.stream.IntStream;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
@@ -397,6 +399,67 @@ class SessionTest {
         } finally {
             end.countDown();
         }
+    }
+
+    /** The clock stands still, so that the keepalive does not close the connection. */
+    @Test
+    void callsEndInTimeAlthoughTheServerReadsNothing() throws Exception {
+        var names = IntStream.range(0, 900).mapToObj(i -> "n".repeat(1000) + i).toArray(String[]::new);
+        try (var silent = new FakeServer();
+                var own = builder().addresses(silent.address()).lazy().responseTimeout(Duration.ofMillis(1)).connect(new FakeClock());
+                var end = silent.handshake(false)) {
+            assertEquals(ConnectionEvent.State.UP, events.take().state());
+            for (int i = 0; i < 20; i++) { // until neither the buffers of the sockets nor that of the client have room
+                var late = onThread(() -> own.lock(LockOptions.of().queueTimeout(Duration.ZERO), "a"));
+                assertInstanceOf(UnavailableException.class, failure(late.result()));
+                var interrupted = onThread(() -> own.lock(LockOptions.of().queueTimeout(Duration.ofMinutes(1)), "a"));
+                while (interrupted.thread().getState() == Thread.State.RUNNABLE) Thread.sleep(1);
+                interrupted.thread().interrupt();
+                assertInstanceOf(InterruptedException.class, assertThrows(ExecutionException.class, () -> get(interrupted.result())).getCause());
+                own.lockAsync(names);
+            }
+        }
+    }
+
+    private record Running(Thread thread, CompletableFuture<Object> result) {}
+
+    private static Running onThread(Callable<Object> call) {
+        var result = new CompletableFuture<Object>();
+        var thread = new Thread(() -> {
+            try {
+                result.complete(call.call());
+            } catch (Exception e) {
+                result.completeExceptionally(e);
+            }
+        });
+        thread.setDaemon(true); // a call that does not end fails the test
+        thread.start();
+        return new Running(thread, result);
+    }
+
+    /** A lock that a truncated snapshot lacks may be held; a lock that conflicts shows that it has ended. */
+    @Test
+    void aTruncatedWatch() throws Exception {
+        var watch = client.watch("");
+        Object first = Map.of("resource", "a", "mode", "shared", "id", 1);
+        Object second = Map.of("resource", "b", "mode", "shared", "id", 2, "transactionName", "x");
+        peer.answer("watching", "held", List.of(first, second), "truncated", false, "ref", peer.expect("watch").get("ref"));
+        assertEquals(List.of("resync ", "locked a", "locked b"), List.of(next(watch), next(watch), next(watch)));
+        peer.answer("event", "state", "lagged");
+        peer.answer("watching", "held", List.of(), "truncated", true, "ref", peer.expect("watch").get("ref"));
+        assertTrue(watch.next().isTruncated());
+        peer.answer("event", "state", "locked", "resource", "b", "mode", "exclusive", "id", 3, "transactionName", "x");
+        peer.answer("event", "state", "locked", "resource", "a", "mode", "exclusive", "id", 4);
+        assertEquals(List.of("locked b", "unlocked a", "locked a"), List.of(next(watch), next(watch), next(watch)));
+        peer.answer("event", "state", "lagged");
+        peer.answer("watching", "held", List.of(), "truncated", false, "ref", peer.expect("watch").get("ref"));
+        assertEquals("resync ", next(watch));
+        assertEquals(List.of("unlocked a", "unlocked b", "unlocked b"), List.of(next(watch), next(watch), next(watch)));
+    }
+
+    private static String next(Watch watch) throws InterruptedException {
+        Change change = watch.next();
+        return change.state() + " " + change.resource();
     }
 
     @Test
