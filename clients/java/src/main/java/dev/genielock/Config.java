@@ -67,7 +67,7 @@ record Config(System.Logger logger, List<Address> addresses, Supplier<SSLContext
                 oneAtATime("token", builder.token), builder.namespace, builder.connectTimeout.toNanos(), builder.sessionTimeout.toNanos(),
                 builder.responseTimeout.toNanos(), builder.isLazy,
                 builder.defaults.hasNote() ? builder.defaults.note() : defaultNote(environment),
-                LockOptions.DEFAULTS.overriddenBy(builder.defaults).note(""), builder.onEvent, clock);
+                builder.defaults.note(""), builder.onEvent, clock);
         // What each connection reads again is checked here, so that a wrong setting is no error of a connection.
         config.token.get();
         if (isSecure) config.sslContext.get();

@@ -81,23 +81,16 @@ final class Connection {
         lateness = "no answer to hello";
         helloAt = session.clock.now();
         out.write(hello);
-        for (;;) {
-            var message = next();
-            if (message.command().equals("error")) throw message.rejection();
-            if (message.command().equals("welcome")) {
-                onWelcome(message);
-                return;
-            }
+        var welcome = next();
+        for (; !welcome.command().equals("welcome"); welcome = next()) {
+            if (welcome.command().equals("error")) throw welcome.rejection();
         }
-    }
-
-    private void onWelcome(Wire.Message message) throws IOException {
         String wanted = session.config.namespace();
-        if (!wanted.isEmpty() && !message.text("namespace").equals(wanted)) {
-            throw new IOException("the server serves the namespace '" + message.text("namespace") + "', not '" + wanted + "'");
+        if (!wanted.isEmpty() && !welcome.text("namespace").equals(wanted)) {
+            throw new IOException("the server serves the namespace '" + welcome.text("namespace") + "', not '" + wanted + "'");
         }
-        isResumed = message.isTrue("resumed");
-        long interval = Wire.nanos(message.number("pingInterval"));
+        isResumed = welcome.isTrue("resumed");
+        long interval = Wire.nanos(welcome.number("pingInterval"));
         pingInterval = Math.min(interval > 0 ? interval : DEFAULT_PING_INTERVAL, session.config.sessionTimeout() / LEASE_PARTS);
     }
 
@@ -194,13 +187,11 @@ final class Connection {
             isWriting = false;
             isDirect = false;
             if (isReady()) session.outputChanged.signalAll();
-            boolean mayRead = !isReading && !address.isSecure() && !caller.isInterrupted();
-            if (mayRead && !caller.getThreadGroup().getName().equals("VirtualThreads")) {
-                isReading = true;
-                return true;
-            }
-            session.readerChanged.signalAll();
-            return false;
+            boolean mayRead = !isReading && !address.isSecure() && !caller.isInterrupted()
+                    && !caller.getThreadGroup().getName().equals("VirtualThreads");
+            isReading |= mayRead;
+            if (!mayRead) session.readerChanged.signalAll();
+            return mayRead;
         }
     }
 
@@ -266,30 +257,21 @@ final class Connection {
                 close(new IOException(lateness));
                 return;
             }
-            if (hasRead) {
-                hasRead = false;
-                silence = 0;
-            }
             long step = Math.min(pingInterval, SILENT_STEP);
-            long next = pingInterval;
+            long sinceRenewal = session.clock.now() - session.leaseFrom;
             if (ping != null && session.isOpen(ping)) {
-                silence += step;
-                if (silence >= MAX_SILENCE) {
-                    close(new IOException("the server does not answer"));
-                    return;
-                }
-                next = step;
-            } else if (session.expectsMessages()) {
-                long sinceRenewal = session.clock.now() - session.leaseFrom;
-                if (sinceRenewal < pingInterval) {
-                    next = pingInterval - sinceRenewal;
-                } else {
-                    ping = session.sendBackground("ping", null);
-                    silence = 0;
-                    next = step;
-                }
+                silence = (hasRead ? 0 : silence) + step;
+                hasRead = false;
+                setTimer(step);
+                if (silence >= MAX_SILENCE) close(new IOException("the server does not answer"));
+            } else if (session.expectsMessages() && sinceRenewal >= pingInterval) {
+                ping = session.sendBackground("ping", null);
+                silence = 0;
+                hasRead = false;
+                setTimer(step);
+            } else {
+                setTimer(session.expectsMessages() ? pingInterval - sinceRenewal : pingInterval);
             }
-            setTimer(next);
         }
     }
 

@@ -18,11 +18,6 @@ public final class LockOptions {
     private static final int DEFAULT_ATTEMPTS = 10;
     private static final LockOptions EMPTY = new LockOptions(Map.of());
 
-    /** The options of all requests before those of the client. */
-    static final LockOptions DEFAULTS = EMPTY.queueTimeout(DEFAULT_TIMEOUT).transactionTimeout(DEFAULT_TIMEOUT).priority(0)
-            .transaction("").note("").with(Key.ATTEMPTS, DEFAULT_ATTEMPTS).with(Key.WATCHDOG, false)
-            .with(Key.RELEASES_ON_DISCONNECT, false).traceparent(() -> "");
-
     private enum Key {
         QUEUE_TIMEOUT, TRANSACTION_TIMEOUT, TRANSACTION, PRIORITY, WATCHDOG, RELEASES_ON_DISCONNECT, NOTE, TRACEPARENT, ATTEMPTS
     }
@@ -132,25 +127,25 @@ public final class LockOptions {
     }
 
     @SuppressWarnings("unchecked")
-    private <T> T get(Key key) { return (T) values.get(key); }
+    private <T> T get(Key key, T fallback) { return (T) values.getOrDefault(key, fallback); }
 
     boolean hasNote() { return values.containsKey(Key.NOTE); }
 
-    double queueTimeoutMs() { return Wire.ms(get(Key.QUEUE_TIMEOUT)); }
+    double queueTimeoutMs() { return Wire.ms(get(Key.QUEUE_TIMEOUT, DEFAULT_TIMEOUT)); }
 
-    Duration transactionTimeout() { return get(Key.TRANSACTION_TIMEOUT); }
+    Duration transactionTimeout() { return get(Key.TRANSACTION_TIMEOUT, DEFAULT_TIMEOUT); }
 
     double transactionTimeoutMs() { return Wire.ms(transactionTimeout()); }
 
-    String transaction() { return get(Key.TRANSACTION); }
+    String transaction() { return get(Key.TRANSACTION, ""); }
 
-    String note() { return get(Key.NOTE); }
+    String note() { return get(Key.NOTE, ""); }
 
-    boolean hasWatchdog() { return get(Key.WATCHDOG); }
+    boolean hasWatchdog() { return get(Key.WATCHDOG, false); }
 
-    boolean releasesOnDisconnect() { return get(Key.RELEASES_ON_DISCONNECT); }
+    boolean releasesOnDisconnect() { return get(Key.RELEASES_ON_DISCONNECT, false); }
 
-    int attempts() { return get(Key.ATTEMPTS); }
+    int attempts() { return get(Key.ATTEMPTS, DEFAULT_ATTEMPTS); }
 
     /** Returns how long to wait for the answer to a request, in ns. */
     long limit(long responseTimeout) {
@@ -164,10 +159,10 @@ public final class LockOptions {
         fields.put("queueTimeout", queueTimeoutMs());
         fields.put("transactionTimeout", transactionTimeoutMs());
         put(fields, "transactionName", transaction());
-        if (this.<Integer>get(Key.PRIORITY) != 0) fields.put("priority", get(Key.PRIORITY));
+        if (get(Key.PRIORITY, 0) != 0) fields.put("priority", get(Key.PRIORITY, 0));
         if (releasesOnDisconnect()) fields.put("onDisconnect", "release");
         put(fields, "note", note());
-        put(fields, "traceparent", this.<Supplier<String>>get(Key.TRACEPARENT).get());
+        put(fields, "traceparent", this.<Supplier<String>>get(Key.TRACEPARENT, () -> "").get());
         return fields;
     }
 
