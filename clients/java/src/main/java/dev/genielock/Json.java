@@ -35,7 +35,7 @@ final class Json {
         this.end = end;
     }
 
-    /** Decodes one value; nothing but whitespace follows it. It throws an exception if the text is not JSON in UTF-8, or exceeds a bound. */
+    /** Decodes one value; nothing but whitespace follows it. It throws an exception if that is not JSON in UTF-8, or exceeds a bound. */
     static Object decode(byte[] text, int from, int end) throws IOException {
         var json = new Json(text, from, end);
         Object value = json.value(0);

@@ -3,9 +3,7 @@ package dev.genielock;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.lang.System.Logger.Level;
-import java.security.SecureRandom;
 import java.util.ArrayList;
-import java.util.Base64;
 import java.util.Comparator;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -13,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
@@ -38,7 +37,6 @@ final class Session {
     private static final long FIRST_BACKOFF_MS = 50;
     private static final long MAX_BACKOFF_MS = 2_000;
     private static final long NANOS_PER_MS = 1_000_000;
-    private static final SecureRandom RANDOM = new SecureRandom();
 
     final Config config;
     final Clock clock;
@@ -46,7 +44,7 @@ final class Session {
     final Condition outputChanged = mutex.newCondition(); // there is output for a writer, or its connection is closed
     final Condition readerChanged = mutex.newCondition(); // the thread of the dialer may have to read the connection
     final Condition outputTaken = mutex.newCondition(); // calls may add more output
-    final String secret = randomText();
+    final String secret = UUID.randomUUID().toString(); // 122 random bits
     private final AtomicLong lastNumber = new AtomicLong();
     private final Dialer dialer;
 
@@ -60,7 +58,6 @@ final class Session {
     private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
     private List<Runnable> finished; // wake the callers after the reader has unlocked the mutex; null: they are woken at once
     private List<Runnable> notices = new ArrayList<>(); // of the reader to the logger and to the listener, which may be slow
-    private int unknownLocks; // the unanswered releases of locks that this client has not requested
     private Throwable lastFailure = new IOException("no server has answered");
     GenieException closed; // why the client is closed; null: it is open
     private Call bye; // the command of close; null: it was not called
@@ -70,12 +67,6 @@ final class Session {
         this.clock = config.clock();
         this.isEntered = config.isLazy();
         this.dialer = new Dialer(this);
-    }
-
-    static String randomText() {
-        byte[] bytes = new byte[24];
-        RANDOM.nextBytes(bytes);
-        return Base64.getUrlEncoder().withoutPadding().encodeToString(bytes);
     }
 
     /** Connects, in the background if the client is lazy. */
@@ -379,7 +370,6 @@ final class Session {
     /** Ends a call, unless it has ended before, and wakes its caller. */
     private void finish(Call call, Wire.Message answer, GenieException failure) {
         if (call != null && calls.remove(call.ref, call)) {
-            if (call.isUnknown) unknownLocks--;
             if (finished == null) {
                 call.end(answer, failure);
             } else {
@@ -504,10 +494,9 @@ final class Session {
             call.grantedId = id;
         } else if (lock != null) {
             lock.onReported(conn, message);
-        } else if (unknownLocks >= MAX_UNKNOWN_LOCKS) {
+        } else if (calls.values().stream().filter(other -> other.isUnknown).count() >= MAX_UNKNOWN_LOCKS) {
             throw new IOException("the server sent more than " + MAX_UNKNOWN_LOCKS + " locks that were not requested");
         } else { // unless it is released, it stays held until it times out
-            unknownLocks++;
             sendBackground("release", null, "id", id).isUnknown = true;
             warn("lock {0} is released, because its ref is not known: {1}", Long.toString(id), message.text("ref"));
         }
@@ -544,7 +533,8 @@ final class Session {
     private void onError(Connection conn, Call call, RejectedException failure) {
         if (call == null) {
             warn("the server sent an error: {0}", failure.getMessage());
-        } else if (failure.code().equals("unavailable") && (!call.isGivenUp || call.isRelease())) { // the server cannot reach its store, and has not executed the command
+        } else if (failure.code().equals("unavailable") && (!call.isGivenUp || call.isRelease())) {
+            // The server cannot reach its store, and has not executed the command.
             clock.schedule(() -> writeAgain(call, conn), backoff(call.retries++));
         } else if (failure.code().equals("unknown-id") && call.lock != null && !call.isRequest()) {
             // The release may have been executed on an earlier connection.

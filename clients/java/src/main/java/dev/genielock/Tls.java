@@ -70,7 +70,8 @@ final class Tls {
     }
 
     private static Collection<? extends Certificate> certificates(String path) throws IOException, GeneralSecurityException {
-        var texts = CERTIFICATE.matcher(Files.readString(Path.of(path))).results().map(MatchResult::group).collect(Collectors.joining("\n"));
+        var match = CERTIFICATE.matcher(Files.readString(Path.of(path)));
+        String texts = match.results().map(MatchResult::group).collect(Collectors.joining("\n"));
         if (texts.isEmpty()) throw new GeneralSecurityException(path + " contains no certificate");
         return CertificateFactory.getInstance("X.509").generateCertificates(new ByteArrayInputStream(texts.getBytes()));
     }

@@ -6,6 +6,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.UUID;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import java.util.regex.Pattern;
@@ -33,7 +34,7 @@ public final class Transaction {
     static <T, E extends Exception> T run(GenieClient client, LockOptions options, GenieClient.TransactionFunction<T, E> work)
             throws E, InterruptedException {
         String given = options.transaction();
-        LockOptions named = options.transaction(given.isEmpty() ? "tx-" + Session.randomText().substring(0, 16) : given);
+        LockOptions named = options.transaction(given.isEmpty() ? "tx-" + UUID.randomUUID() : given);
         var transaction = new Transaction(client, named, new HashMap<>());
         for (int attempt = 1;; attempt++) {
             try {

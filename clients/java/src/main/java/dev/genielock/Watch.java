@@ -143,8 +143,9 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         changes.add(Change.resync(isTruncated));
         if (!isTruncated) { // otherwise a lock that is missing may be held; only a lock that conflicts with it shows its end
             var present = rows.stream().map(row -> new Key(row.resource(), row.id())).collect(Collectors.toSet());
-            held.values().stream().flatMap(locks -> locks.values().stream()).filter(lock -> !present.contains(new Key(lock.resource(), lock.id())))
-                    .toList().forEach(lock -> unlocked(lock.resource(), lock.id()));
+            Stream<Change> reported = held.values().stream().flatMap(locks -> locks.values().stream());
+            reported.filter(lock -> !present.contains(new Key(lock.resource(), lock.id()))).toList()
+                    .forEach(lock -> unlocked(lock.resource(), lock.id()));
         }
         for (Change row : rows) locked(row);
         changed.signalAll();

@@ -9,6 +9,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.time.Duration;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.ResourceBundle;
@@ -415,9 +416,43 @@ class SessionTest {
                 var interrupted = onThread(() -> own.lock(LockOptions.of().queueTimeout(Duration.ofMinutes(1)), "a"));
                 while (interrupted.thread().getState() == Thread.State.RUNNABLE) Thread.sleep(1);
                 interrupted.thread().interrupt();
-                assertInstanceOf(InterruptedException.class, assertThrows(ExecutionException.class, () -> get(interrupted.result())).getCause());
+                var thrown = assertThrows(ExecutionException.class, () -> get(interrupted.result()));
+                assertInstanceOf(InterruptedException.class, thrown.getCause());
                 own.lockAsync(names);
             }
+        }
+    }
+
+    /** The server answers what it has not read, so that a caller writes itself although the buffers of the sockets are full. */
+    @Test
+    void aWriteThatBlocksEndsWithTheKeepalive() throws Exception {
+        var clock = new FakeClock();
+        try (var silent = new FakeServer()) {
+            var session = new Session(Config.of(builder().addresses(silent.address()).lazy(), clock));
+            session.start();
+            try (var end = silent.handshake(false)) {
+                assertEquals(ConnectionEvent.State.UP, events.take().state());
+                var caller = onThread(() -> {
+                    while (true) session.execute("ping", Wire.fields("filler", "x".repeat(4000)), null, Long.MAX_VALUE);
+                });
+                var answered = new HashSet<String>();
+                while (events.isEmpty()) {
+                    List<Call> calls;
+                    try (var held = session.mutex.hold()) {
+                        calls = session.openCalls();
+                    }
+                    for (Call call : calls) {
+                        if (call.fields.containsKey("filler") && answered.add(call.ref)) end.answer("pong", "ref", call.ref);
+                    }
+                    Thread.sleep(1);
+                    clock.advanceMs(10);
+                }
+                assertEquals(ConnectionEvent.State.DOWN, events.take().state());
+                caller.thread().interrupt();
+                var thrown = assertThrows(ExecutionException.class, () -> get(caller.result()));
+                assertInstanceOf(InterruptedException.class, thrown.getCause());
+            }
+            session.close();
         }
     }
 
