@@ -13,9 +13,9 @@ from genie.cli.inspect import INDENT, blocker_lines
 from genie.cli.options import bare_name
 from genie.cli.query import Output, QueriedServer, Querier, Reply, Row, checked_reply, output_options, server_query
 from genie.core.special import contains
-from genie.lock_modes import is_subtree
+from genie.lock_modes import Mode, is_subtree
 from genie.protocol.limits import MAX_ROWS
-from genie.protocol.resources import EXCLUSIVE
+from genie.protocol.resources import SHARED
 
 MAX_WAITERS_SHOWN = 10
 """Maximum waiting requests shown for each held resource. The server lists the same number of blockers per request."""
@@ -82,15 +82,36 @@ def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float, c
     yield f"Blocked by: {row['blockersTotal']:,}"
     yield from blocker_lines(row, now_ms, columns)
     yield "It is granted when"
-    state_by_id = {blocker["id"]: blocker["state"] for blocker in row["blockers"]}
-    for id, state in state_by_id.items():
+    required, pools = _group_blockers(row)
+    for id, state in required.items():
         yield f"{INDENT}{id} {_unblock_condition(state, blocker_replies[str(id)])}"
+    for counted, blockers in pools.items():
+        yield from fold(INDENT, f"{counted} fits, after enough of these have ended:", columns)
+        for id, state in blockers.items():
+            yield f"{INDENT}{INDENT}{id} {_unblock_condition(state, blocker_replies[str(id)])}"
     unlisted = row["blockersTotal"] - len(row["blockers"])
     if unlisted > 0:
-        yield f"{INDENT}and the {unlisted:,} more no longer block it"
-    hold_timeouts = [holder["expiresIn"] for reply in blocker_replies.values() for holder in reply["holders"]]
-    if max(hold_timeouts, default=0) > row.get("expiresIn", inf):
+        yield f"{INDENT}and {'enough of ' * bool(pools)}the {unlisted:,} more no longer block it"
+    timeouts = {id: holder["expiresIn"] for id, reply in blocker_replies.items() for holder in reply["holders"]}
+    # Units may be enough when the first holder times out; every other lock must end.
+    latest = [timeouts.get(str(id), 0) for id in required]
+    latest += [min(timeouts.get(str(id), inf) for id in blockers) for blockers in pools.values()]
+    if row.get("expiresIn", inf) < max((each for each in latest if each < inf), default=0):
         yield "Unless a blocker releases earlier, it times out first."
+
+
+def _group_blockers(row: Row) -> tuple[dict[int, str], dict[str, dict[int, str]]]:
+    """Return the blockers that all must end, and for each resource of which the request asks for units, such as
+    `2/10:NAME`, the blockers of which enough must end. Each group contains the states of the blockers by id.
+    """
+    counted = {bare_name(resource): resource for resource in row["resources"] if resource[:1].isdigit()}
+    required: dict[int, str] = {}
+    pools: dict[str, dict[int, str]] = {}
+    for blocker in row["blockers"]:
+        is_pooled = blocker["mode"] == Mode.UNITS and blocker["resource"] in counted
+        group = pools.setdefault(counted[blocker["resource"]], {}) if is_pooled else required
+        group[blocker["id"]] = blocker["state"]
+    return required, pools
 
 
 def _unblock_condition(former_state: str, reply: Reply) -> str:
@@ -157,7 +178,7 @@ def _waiter_lines(
 def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     """Return whether a request in the wait queue of a resource waits for the request `holder`.
 
-    The waiter waits for the holder if one of the two locks is exclusive and the transactions differ. The server lists
+    The waiter waits for the holder if one of the two locks is not shared and the transactions differ. The server lists
     only ten resources of a waiter. If the resource is not listed, the mode of the waiter is unknown. Then the waiter
     waits for the holder if the holder is listed as a blocker.
     """
@@ -165,9 +186,9 @@ def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     if owner is not None and owner == holder.get("transactionName"):
         return False
     name = bare_name(resource)
-    if resource.startswith(EXCLUSIVE):
+    if not resource.startswith(SHARED):
         return True
-    if any(text.startswith(EXCLUSIVE) and _overlap(bare_name(text), name) for text in waiter["resources"]):
+    if any(not text.startswith(SHARED) and _overlap(bare_name(text), name) for text in waiter["resources"]):
         return True
     return any((blocker["id"], blocker["resource"]) == (holder["id"], name) for blocker in waiter["blockers"])
 

@@ -46,6 +46,42 @@ def test_a_waiter_with_its_blockers_and_when_they_stop_blocking() -> None:
     ]
 
 
+def test_a_request_for_units_waits_for_enough_of_its_blockers_only() -> None:
+    units = {"resource": "pool", "mode": "units", "units": 1, "of": 3}
+    waits = row(
+        9,
+        "exclusive:a",
+        "2/3:pool",
+        blockers=[blocker(6), blocker(6, **units), blocker(7, **units), blocker(8, state="queued", **units)],
+        blockersTotal=5,
+    )
+    replies = {
+        "6": inspected(row(6, "exclusive:a", "1/3:pool", expiresIn=4_000)),
+        "7": inspected(row(7, "1/3:pool", expiresIn=9_000)),
+        "8": inspected(row(8, "1/3:pool", blockers=[])),
+    }
+    lines = report(waits, replies)
+    assert lines[lines.index("It is granted when") + 1 :] == [
+        "  6 releases or times out: in 4.0 s at the latest, unless it is extended",
+        "  2/3:pool fits, after enough of these have ended:",
+        "    6 releases or times out: in 4.0 s at the latest, unless it is extended",
+        "    7 releases or times out: in 9.0 s at the latest, unless it is extended",
+        "    8 is granted and releases, or ends: it times out in 6.8 s if it still waits",
+        "  and enough of the 1 more no longer block it",
+    ]
+
+
+def test_a_request_for_units_times_out_before_the_first_holder() -> None:
+    units = {"resource": "pool", "mode": "units", "units": 1, "of": 2}
+    waits = row(9, "1/2:pool", blockers=[blocker(7, **units), blocker(8, **units)])
+    for first, is_first in (6_700, False), (6_900, True):
+        replies = {
+            str(id): inspected(row(id, "1/2:pool", expiresIn=expires)) for id, expires in ((7, 9_000), (8, first))
+        }
+        lines = report(waits, replies)
+        assert ("Unless a blocker releases earlier, it times out first." in lines) is is_first
+
+
 def test_unlisted_blockers_are_counted() -> None:
     lines = report(row(9, "a", blockers=[blocker(7)], blockersTotal=1_000), {"7": inspected(row(7, "exclusive:a"))})
     assert lines[2] == "Blocked by: 1,000"
@@ -98,6 +134,12 @@ def test_a_holder_with_its_timeout_and_its_waiters() -> None:
         "  └ 8 for shared:a (3.2 s, times out in 6.8 s)",
         "  └ 11 of t11 for exclusive:b (3.2 s, times out in 6.8 s)",
     ]
+
+
+def test_a_waiter_for_units_waits_for_each_holder_of_units() -> None:
+    holders = [blocker(id, resource="pool", mode="units", units=1, of=20) for id in range(100, 110)]
+    queue = inspected(row(8, "2/20:pool", blockers=holders, blockersTotal=20))  # the server lists only ten blockers
+    assert report(row(7, "1/20:pool"), queues={"pool": queue})[-1] == "  └ 8 for 2/20:pool (3.2 s, times out in 6.8 s)"
 
 
 def test_a_waiter_with_unlisted_resources_is_found_by_its_blockers() -> None:
