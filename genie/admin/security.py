@@ -185,7 +185,9 @@ def _is_metrics(request: web.Request) -> bool:
 def _csrf_error(request: web.Request) -> web.Response | None:
     """Return an error response if a page of another site may have sent this state-changing request, else None."""
     headers = request.headers
-    if request.content_type != JSON or CSRF_HEADER not in headers:
+    # Not `request.content_type`, whose parser takes 0.2 s for 8 KiB of parameters.
+    content_type = headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+    if content_type != JSON or CSRF_HEADER not in headers:
         return _problem(403, f"the headers Content-Type: {JSON} and {CSRF_HEADER}: 1 are required")
     site, origin = headers.get("Sec-Fetch-Site"), headers.get(hdrs.ORIGIN)
     if site not in (None, "same-origin", "none"):
