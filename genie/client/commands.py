@@ -464,9 +464,9 @@ def _options(
 def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
     """Return each resource once, in the order of the first occurrences: exclusive if any occurrence is, units added up.
 
-    Raises ValueError if a name has several limits of units, or units and another mode.
+    Raises ValueError if a name has several limits of units, or units and another mode, or if a subtree has too many levels.
     """
-    if len(resources) == 1:
+    if len(resources) == 1 and not resources[0].endswith("**"):
         return (resources[0],)
     split_checked(resources)
     return tuple(merge(resources).values())

@@ -39,6 +39,7 @@ def test_the_functions_return_the_wire_form():
         (lambda: make_request("1", ["2/3:a", "2/3:a"]), "4 units of 'a' are requested in total, but at most 3"),
         (lambda: make_request("1", ["1/3:a", "1/4:a"]), "limits of 3 and 4"),
         (lambda: make_request("1", ["1/3:a", "shared:a"]), "in another mode"),
+        (lambda: make_request("1", ["a/" * 17 + "**"]), "at most 16 slashes, not 17"),
         (lambda: make_any_request("1", ["a", BOOKS], 1), "can't choose a subtree"),
     ],
 )
