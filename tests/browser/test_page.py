@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from support.admin.browser import Browser, address, ask
 from support.network.wire import Wire
 from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, Genie, running_redis, running_server
+from support.processes.waiting import wait_until
 
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000, "onDisconnect": "release"}
 HOSTILE = "<img src=x onerror=\"document.title='taken'\">"
@@ -35,10 +35,7 @@ def genie() -> Iterator[Genie]:
 @pytest.fixture
 def server(genie: Genie) -> Genie:
     """A server without requests: those of a test end with its connections."""
-    end = time.monotonic() + WAIT_S
-    while any(ask(genie, "api/state")[key] for key in ("held", "waiting", "connections")):
-        assert time.monotonic() < end, "requests of the last test are left"
-        time.sleep(0.05)
+    wait_until(lambda: not any(ask(genie, "api/state")[key] for key in ("held", "waiting", "connections")))
     return genie
 
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from faults.checker import Checker
 from faults.cluster import LEADER_TIMEOUT_S, Cluster
-from faults.connection import Address, Connection
+from faults.connection import Connection
 from support.processes.servers import Genie
 
 PING_INTERVAL_S = 0.002
 
 
-async def wait_for_pong(addresses: Sequence[Address], checker: Checker) -> float:
-    """Return when the first of these servers replies to a ping by a pong, on a connection that was open before."""
-    probes = [asyncio.create_task(_ping_until_pong(address, checker)) for address in addresses]
+async def wait_for_pong(connections: Sequence[Connection]) -> float:
+    """Return when the first of these servers replies to a ping by a pong."""
+    probes = [asyncio.create_task(_ping_until_pong(connection)) for connection in connections]
     try:
         async with asyncio.timeout(LEADER_TIMEOUT_S):
             done, _ = await asyncio.wait(probes, return_when=asyncio.FIRST_COMPLETED)
@@ -27,8 +27,7 @@ async def wait_for_pong(addresses: Sequence[Address], checker: Checker) -> float
         await asyncio.gather(*probes, return_exceptions=True)
 
 
-async def _ping_until_pong(address: Address, checker: Checker) -> float:
-    connection = await Connection.open(checker, address, set())
+async def _ping_until_pong(connection: Connection) -> float:
     try:
         while True:
             connection.send("ping")
@@ -43,6 +42,5 @@ async def _ping_until_pong(address: Address, checker: Checker) -> float:
 async def start_probing(cluster: Cluster, checker: Checker) -> tuple[Genie, asyncio.Task[float]]:
     """Start pinging the followers; return the leader, and a task that returns when a follower replies as the leader."""
     leader, followers = await cluster.leader_and_followers()
-    pong_at = asyncio.create_task(wait_for_pong([cluster.address(server) for server in followers], checker))
-    await asyncio.sleep(0.05)
-    return leader, pong_at
+    connections = [await Connection.open(checker, cluster.address(server), set()) for server in followers]
+    return leader, asyncio.create_task(wait_for_pong(connections))

@@ -30,6 +30,7 @@ from support.admin.client import fetch, release
 from support.network.wire import Wire
 from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, Genie, Redis, running_server
+from support.processes.waiting import until
 
 HOUR_MS = 3_600_000
 
@@ -343,9 +344,7 @@ async def test_connections_that_do_not_read_are_closed(monkeypatch: pytest.Monke
             async with asyncio.timeout(WAIT_S):
                 while True:
                     await loop.sock_sendall(not_reading, b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 100)
-    async with asyncio.timeout(WAIT_S):
-        while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.01)
+    await until(lambda: not len(admin.connections))
     await admin.stop()
 
 

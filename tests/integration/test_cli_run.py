@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from genie.protocol import messages
 from support.processes.ports import free_port
 from support.processes.programs import CLI, Forked, run_genie, start_genie
 from support.processes.servers import WAIT_S, Genie, running_server
+from support.processes.waiting import wait_until
 
 Process = subprocess.Popen[str] | Forked
 PYTHON = [sys.executable, "-uc"]
@@ -124,13 +124,6 @@ def set_timeout(genie: Genie, id_: int, ms: int) -> None:
     with socket.create_connection(genie.address) as other, other.makefile("rb") as lines:
         other.sendall(messages.command("extend", id=id_, transactionTimeout=ms))
         assert b"extended" in lines.readline()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met in time"
-        time.sleep(0.01)
 
 
 def has_waiter(genie: Genie, resource: str) -> Callable[[], bool]:

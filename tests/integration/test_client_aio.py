@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -28,6 +27,7 @@ from genie import (
 )
 from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, Genie
+from support.processes.waiting import wait_until
 
 
 async def until_waiting(client: Client, name: str, count: int = 1) -> list[int]:
@@ -412,7 +412,7 @@ def test_a_lock_expires_even_while_the_event_loop_is_blocked(genie):
         async with connect(*genie.address) as client:
             lock = await client.acquire("aio/blocked", transaction_timeout=0.2)
             assert lock.held
-            time.sleep(0.3)  # noqa: ASYNC251 - that is the point
+            wait_until(lambda: not lock.held)  # the event loop runs no callback meanwhile
             return lock.held
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

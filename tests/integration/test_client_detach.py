@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from genie.client.sync_connection import SyncConnection
 from support.network.clocks import LONG_TIMEOUTS
 from support.network.proxy import Proxy, lines, proxy
 from support.processes.servers import WAIT_S, Genie
+from support.processes.waiting import until, wait_until
 
 
 @pytest.fixture
@@ -39,10 +39,7 @@ def cut(way: Proxy) -> None:
 
 
 def until_down(connection: SyncConnection) -> None:
-    end = time.monotonic() + WAIT_S
-    while connection.up:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_until(lambda: not connection.up)
 
 
 class TestWithAsyncio:
@@ -101,8 +98,7 @@ class TestWithAsyncio:
         cut(first_way)
         await asyncio.to_thread(until_down, link)
         extending = asyncio.create_task(asyncio.to_thread(lock.extend, 3600))
-        while not link.aio.session.calls.deferred:  # noqa: ASYNC110 - in another thread
-            await asyncio.sleep(0.001)
+        await until(lambda: link.aio.session.calls.deferred)
         lock.detach()
         first_way.closed = False
         await extending

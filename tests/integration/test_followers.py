@@ -13,6 +13,7 @@ import pytest
 
 from support.network.wire import Wire
 from support.processes.servers import Genie, Redis, running_server
+from support.processes.waiting import until
 from support.storage.stores import checkpoint_written, stored_records
 
 SECRET = "a-secret-of-the-tests"  # noqa: S105 - not a real secret
@@ -279,8 +280,7 @@ async def test_a_follower_restores_what_redis_and_its_leader_lost(redis: Redis) 
         follower.until("replica loaded")
         client = await Wire.connect(leader.address)
         id_ = await client.lock("exclusive:a", transactionTimeout=600_000)
-        while not follower_waits_for_log(redis):  # noqa: ASYNC110 - Redis has no event for it
-            await asyncio.sleep(0.005)  # then it has read the whole log
+        await until(lambda: follower_waits_for_log(redis))  # then it has read the whole log
         leader.kill()
         redis.call("FLUSHALL")
         assert follower.until("leadership acquired")["held_locks"] == 1

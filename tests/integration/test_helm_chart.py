@@ -33,6 +33,7 @@ from genie.storage.redis.url import REDIS_PORT, SENTINEL_PORT
 from support.network.certificates import Certificates
 from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, Genie, running_redis
+from support.processes.waiting import until
 
 ROOT = Path(__file__).parents[2]
 CHART, TOOLS = ROOT / "deploy/helm/genie", ROOT / "build/tools"
@@ -445,8 +446,7 @@ async def test_clients_lock_during_a_rolling_restart(pods: list[Pod]) -> None:
                 assert await asyncio.to_thread(pod.wait) == 0
                 await asyncio.to_thread(pod.start)
                 await pod.until_ready()
-                while len(durations) < count + 16:  # noqa: ASYNC110 - the clients work again
-                    await asyncio.sleep(0.01)
+                await until(lambda count=count: len(durations) >= count + 16)  # the clients work again
             ended.set()
         assert takeovers
         assert held.held

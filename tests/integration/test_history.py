@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,14 +16,8 @@ from support.core.history_recording import Recording
 from support.network.wire import Wire
 from support.processes.commands import genie_cli
 from support.processes.ports import free_port
-from support.processes.servers import WAIT_S, Genie, Redis, running_server
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that the server does after its replies: it writes and archives files."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - the event is in another process
-            await asyncio.sleep(0.05)
+from support.processes.servers import Genie, Redis, running_server
+from support.processes.waiting import until
 
 
 def find(directory: Path, **query: object) -> list[Entry]:

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 from genie.history.search import Entry, Query, search
 from support.network.wire import Wire
 from support.processes.commands import genie_cli
-from support.processes.servers import WAIT_S, Genie, Redis
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that the server does after its replies."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - the event is in another process
-            await asyncio.sleep(0.05)
+from support.processes.servers import Genie, Redis
+from support.processes.waiting import until
 
 
 def find(directory: Path, **query: object) -> dict[int, Entry]:

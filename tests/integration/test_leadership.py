@@ -20,6 +20,7 @@ from genie.storage.redis.log import EpochHistory, LogReader, LogTruncated
 from genie.storage.redis.store import RedisStore
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 from support.processes.servers import WAIT_S, Redis
+from support.processes.waiting import until
 from support.storage.stores import commit, last_position, stored_records
 
 LEASE_MS = 300
@@ -76,9 +77,7 @@ async def test_one_of_two_followers_restores_an_emptied_redis(
     ]
     await commit(leader, batch_holding(*range(1, 50)))
     redis.call("XLEN", "{genie}:log")
-    async with asyncio.timeout(WAIT_S):
-        while int(redis.call("INFO", "clients")["blocked_clients"]) < 2:  # noqa: ASYNC110 - Redis has no event for it
-            await asyncio.sleep(0.005)
+    await until(lambda: int(redis.call("INFO", "clients")["blocked_clients"]) == 2)
     redis.call("FLUSHALL")
     done, waiting = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED, timeout=WAIT_S)
     winner = second if followers[0] in done else third
@@ -213,9 +212,7 @@ async def test_a_leader_resigns_over_a_new_connection_if_its_own_is_closed(
     store = make_store()
     await lead(store, 1, batch_holding())
     redis.call("CLIENT", "KILL", "TYPE", "normal")
-    async with asyncio.timeout(WAIT_S):
-        while store._primary._connection is not None and store._primary._connection._transport is not None:  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.001)
+    await until(lambda: store._primary._connection is None or store._primary._connection._transport is None)
     await store.resign()
     assert not redis.call("HGET", "{genie}:meta", "node")
 

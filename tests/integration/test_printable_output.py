@@ -31,7 +31,7 @@ from genie.server.app import Server
 from support.network.wire import Wire
 from support.processes.commands import genie_cli
 from support.processes.programs import start_genie
-from support.processes.servers import WAIT_S
+from support.processes.waiting import until
 from support.runs.hostile_text import assert_printable, of
 
 ALLOWED = "\u202e \u2066 \u2028 \U000e0041"
@@ -131,9 +131,7 @@ COMMANDS = (
 @pytest.mark.parametrize(("args", "expects"), COMMANDS, ids=ascii)
 async def test_the_output_of_a_command_is_printable(hostile: Hostile, args: tuple[str, ...], expects: str) -> None:
     if args[0] in ("history", "replay") and expects:
-        async with asyncio.timeout(WAIT_S):
-            while not search(hostile.history / "genie", Query()).requests:  # noqa: ASYNC110 - written in a thread
-                await asyncio.sleep(0.01)
+        await until(lambda: search(hostile.history / "genie", Query()).requests)  # written in a thread
     result = await asyncio.to_thread(hostile.run, *args)
     assert "Traceback" not in result.stderr, result.stderr
     assert_printable(result.stdout, expects=expects)

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from genie.processes import run_process
+from support.processes.waiting import until
 
 ECHO = "import sys; sys.stderr.write('warning'); print(sys.stdin.read()); sys.exit(3)"
 SLEEP = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
@@ -51,13 +52,12 @@ def read_pid(file: Path) -> int:
 async def test_a_process_is_killed_with_its_caller(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     caller = asyncio.create_task(run_process([sys.executable, "-c", SLEEP, str(file)]))
-    while not (pid := read_pid(file)):  # noqa: ASYNC110 - the other process writes it
-        await asyncio.sleep(0.01)
+    await until(lambda: read_pid(file))
+    pid = read_pid(file)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
-    while is_running(pid):  # noqa: ASYNC110 - a thread waits for the end of the process
-        await asyncio.sleep(0.01)
+    await until(lambda: not is_running(pid))  # a thread waits for the end of the process
 
 
 async def test_a_command_that_does_not_exist_is_an_error() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from typing import Any, Self
 
@@ -24,9 +24,10 @@ from genie.history.replay import Replay, UnknownState
 from genie.history.retention import Retention
 from genie.history.search import Query, search
 from genie.history.segments import RAW, list_segments, recorded_terms
-from genie.history.writer import HistoryWriter
+from genie.history.writer import ROOM_CHECK_S, HistoryWriter
 from genie.protocol import commands
 from support.core.history_recording import PRINCIPALS, T0, Recording, release_line
+from support.processes.waiting import wait_until
 
 MIB = 1 << 20
 AGES_S = 40_000 * 86_400.0
@@ -125,8 +126,7 @@ def record(recording: Recording, count: int, random: Random, *, released: float 
             recording.release(now, request)
         if now % 20 == 0:
             recording.recorder.flush()
-            while recording.writer._queued_sizes:
-                time.sleep(0.0002)
+            wait_until(lambda: not recording.writer._queued_sizes)
 
 
 @pytest.mark.parametrize("as_lines", [True, False])
@@ -255,16 +255,20 @@ async def test_a_writer_without_room_for_the_next_file_does_not_spin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("genie.history.writer.SEGMENT_S", 0)
-    looks: list[float] = []
-    real = HistoryWriter._next_lines
-    monkeypatch.setattr(HistoryWriter, "_next_lines", lambda writer, file: (looks.append(0), real(writer, file))[1])
+    waits: list[float | None] = []
+
+    class RecordingQueue(SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            waits.append(timeout)
+            return super().get(block, timeout)
+
+    monkeypatch.setattr("genie.history.writer.SimpleQueue", RecordingQueue)
     monkeypatch.setattr(HistoryWriter, "_has_room", lambda _writer, _file, count, *_reserved: count > 0)
     recording = Recording(tmp_path)
     recording.request(0, "a")
     recording.recorder.flush()
-    time.sleep(0.1)  # noqa: ASYNC251 - the writer is a thread
     recording.stop()
-    assert len(looks) < 5
+    assert set(waits) == {None, ROOM_CHECK_S}  # None: the file had no events
 
 
 @pytest.mark.usefixtures("archiving")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import gzip
 import time
@@ -26,6 +25,7 @@ from genie.history.retention import RESERVED_BYTES, Retention
 from genie.history.search import Query, search
 from genie.history.segments import list_segments
 from support.core.history_recording import T0, Recording
+from support.processes.waiting import until
 
 
 class Clock(datetime):
@@ -314,16 +314,14 @@ async def test_an_error_of_the_disk_costs_events_and_nothing_else(tmp_path, monk
     monkeypatch.setattr("genie.history.retention.SEGMENT_BYTES", 1)
     recording = Recording(tmp_path)
     first = recording.request(0, "a")
-    while not list_segments(tmp_path):  # noqa: ASYNC110 - the event is in a thread
-        await asyncio.sleep(0.01)
+    await until(lambda: list_segments(tmp_path))
 
     def fail(_snapshot_bytes: int = 0) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(recording.writer, "_create_next_file", fail)
     recording.recorder.flush()
-    while not recording.writer._has_failed:  # noqa: ASYNC110 - the event is in a thread
-        await asyncio.sleep(0.01)
+    await until(lambda: recording.writer._has_failed)
     recording.request(1, "b")
     recording.recorder.stop()
     recording.writer.join(10)
@@ -337,12 +335,10 @@ async def test_nothing_waits_for_a_disk_that_has_failed(tmp_path) -> None:
     directory = tmp_path / "main"
     directory.write_text("not a directory")
     recording = Recording(directory, manager=manager)
-    while recording.writer.dropped < 1:  # noqa: ASYNC110 - the event is in a thread
-        await asyncio.sleep(0.01)
+    await until(lambda: recording.writer.dropped == 1)
     recording.request(6, "b")
     recording.recorder.flush()
-    while recording.writer.dropped < 2:  # noqa: ASYNC110 - the event is in a thread
-        await asyncio.sleep(0.01)
+    await until(lambda: recording.writer.dropped == 2)
     assert not recording.writer._queued_sizes
     assert recording.writer._queue.empty()
     recording.recorder.stop()

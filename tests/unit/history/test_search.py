@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import subprocess
@@ -26,6 +25,7 @@ from genie.history.redaction import redaction_key
 from genie.history.search import Entry, Query, Result, search
 from genie.history.segments import list_segments
 from support.core.history_recording import T0, Recording
+from support.processes.waiting import until
 
 
 def found(directory: Path, **query: object) -> list[Entry]:
@@ -92,8 +92,7 @@ async def test_a_request_that_the_next_leader_does_not_have_is_not_held_for_ever
     recording.recorder.flush()
     if archives:
         archive_complete(tmp_path)
-    while len(found(tmp_path)) < 3:  # noqa: ASYNC110 - the event is in a thread
-        await asyncio.sleep(0.01)
+    await until(lambda: len(found(tmp_path)) == 3)
     for query in ({}, {"resource": "a"}, {"until": T0 + 60}, {"until": T0 + 10, "resource": "a"}):
         first = next(entry for entry in found(tmp_path, **query) if entry.id == lost.id)
         assert (first.ended_at, first.record_ends_at) == (None, T0 + 7)
@@ -112,8 +111,7 @@ async def test_two_servers_without_a_store_may_record_at_the_same_time(tmp_path:
     for number, recording in enumerate((one, other)):
         recording.request(number, "a")
         recording.recorder.flush()
-    while len(found(tmp_path)) < 2:  # noqa: ASYNC110 - the event is in a thread
-        await asyncio.sleep(0.01)
+    await until(lambda: len(found(tmp_path)) == 2)
     assert [entry.record_ends_at for entry in found(tmp_path)] == [None, None]
     one.stop()
     other.stop()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,13 +18,7 @@ from genie.history.search import Query, search
 from genie.history.segments import list_segments
 from genie.history.writer import _RawFile, namespace_directory
 from support.core.history_recording import PRINCIPALS, T0, Recording
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for the thread of the writer."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 - the event is in a thread
-            await asyncio.sleep(0.01)
+from support.processes.waiting import until
 
 
 def list_names(directory: Path, suffix: str) -> list[str]:

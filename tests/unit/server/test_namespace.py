@@ -19,7 +19,7 @@ from genie.server.namespace import Namespace
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Node, StateMachine
 from support.network.wire import Wire
-from support.processes.servers import WAIT_S
+from support.processes.waiting import until
 
 
 class ControlledStore(MemoryStore):
@@ -92,12 +92,6 @@ async def serving(**stores: ControlledStore) -> AsyncIterator[tuple[Server, tupl
             await Wire.made.pop().close()
 
 
-async def wait_until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - the condition has no event
-            await asyncio.sleep(0.001)
-
-
 async def connect(address: tuple[str, int], namespace: str, **hello: Any) -> Wire:
     wire = await Wire.connect(address)
     wire.send("hello", namespace=namespace, **hello)
@@ -116,7 +110,7 @@ def _no_garbage_collection() -> Iterator[None]:
 async def test_the_state_of_a_leader_is_freed_when_another_server_leads() -> None:
     async with serving(a=(store := ControlledStore())) as (server, address):
         namespace: Namespace = server.namespaces["a"]
-        await wait_until(lambda: namespace.is_leader)
+        await until(lambda: namespace.is_leader)
         with_session = await connect(address, "a", session="a-secret-of-the-tests")
         await with_session.lock("exclusive:1", ref="r1")
         await with_session.request("exclusive:1", ref="r2")
@@ -131,14 +125,14 @@ async def test_the_state_of_a_leader_is_freed_when_another_server_leads() -> Non
         while (await without_session.receive())[0] != "closed":
             pass
         await store.follows.wait()
-        await wait_until(lambda: not server.connections)
-        await wait_until(lambda: not any(ref() for ref in refs))
+        await until(lambda: not server.connections)
+        await until(lambda: not any(ref() for ref in refs))
         assert namespace.manager is None
 
 
 async def test_a_stopping_server_does_not_acquire_leadership() -> None:
     async with serving(a=(busy := ControlledStore()), b=(other := ControlledStore(vacant=False))) as (server, address):
-        await wait_until(lambda: server.namespaces["a"].is_leader)
+        await until(lambda: server.namespaces["a"].is_leader)
         wire = await connect(address, "a")
         busy.slow = True
         wire.send("request", resources=["exclusive:1"])
