@@ -1,23 +1,29 @@
 package dev.genielock;
 
 import java.math.BigInteger;
-import java.util.ArrayList;
 import java.util.List;
+import java.util.stream.Stream;
 
 /**
- * The resources from which {@link GenieClient#lockAny} chooses, and the sum of weights to reach. Immutable.
+ * The resources from which {@link GenieClient#lockAny} chooses, and the sum of weights to reach. Each method returns a copy.
  *
  * <pre>{@code AnyOf.target(35).choice("token/1", 20).choice("token/2", 20)}</pre>
+ *
+ * @param target the sum of weights to reach, at least 1
+ * @param resources with their modes
+ * @param weights the weight of each resource, at least 1
  */
-public final class AnyOf {
-    private final BigInteger target;
-    private final List<String> resources;
-    private final List<String> weights;
-
-    private AnyOf(BigInteger target, List<String> resources, List<String> weights) {
-        this.target = target;
-        this.resources = resources;
-        this.weights = weights;
+public record AnyOf(BigInteger target, List<String> resources, List<BigInteger> weights) {
+    /**
+     * Copies the lists.
+     *
+     * @param target the sum of weights to reach, at least 1
+     * @param resources with their modes
+     * @param weights the weight of each resource, at least 1
+     */
+    public AnyOf {
+        resources = List.copyOf(resources);
+        weights = List.copyOf(weights);
     }
 
     /**
@@ -61,16 +67,7 @@ public final class AnyOf {
      * @return the choices
      */
     public AnyOf choice(String resource, BigInteger weight) {
-        var moreResources = new ArrayList<>(resources);
-        moreResources.add(Resources.withMode(resource));
-        var moreWeights = new ArrayList<>(weights);
-        moreWeights.add(weight.toString());
-        return new AnyOf(target, moreResources, moreWeights);
+        return new AnyOf(target, Stream.concat(resources.stream(), Stream.of(Resources.withMode(resource))).toList(),
+                Stream.concat(weights.stream(), Stream.of(weight)).toList());
     }
-
-    String target() { return target.toString(); }
-
-    List<String> resources() { return resources; }
-
-    List<String> weights() { return weights; }
 }

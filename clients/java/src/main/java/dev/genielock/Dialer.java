@@ -46,13 +46,10 @@ final class Dialer {
         return thread;
     }
 
-    static Thread startThread(String name, Runnable task) {
-        Thread thread = newThread(name, task);
+    void start() {
+        thread = newThread("genie-reader", this::run);
         thread.start();
-        return thread;
     }
-
-    void start() { thread = startThread("genie-reader", this::run); }
 
     /** Ends the thread and its connection, and waits for it. An interrupt remains set. */
     void stop() {
@@ -198,14 +195,14 @@ final class Dialer {
             // An attempt also fails when its time is over, although a name server, or a source of the token or of TLS, does not return.
             var conn = new Connection(session, endpoint.address, failed -> reports.add(() -> onFailed(failed)));
             attempts.add(conn);
-            startThread("genie-connect", () -> {
+            newThread("genie-connect", () -> {
                 try {
                     conn.handshake(new InetSocketAddress(lookUp(endpoint), endpoint.address.port()));
                     reports.add(() -> onAccepted(conn));
                 } catch (IOException | RuntimeException | Error e) {
                     conn.close(e);
                 }
-            });
+            }).start();
             return true;
         }
 

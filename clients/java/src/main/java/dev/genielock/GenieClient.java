@@ -1,5 +1,6 @@
 package dev.genielock;
 
+import java.math.BigInteger;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.List;
@@ -251,7 +252,8 @@ public final class GenieClient implements AutoCloseable {
      * @throws ClientClosedException if the client is closed
      */
     public Lock lock(LockOptions options, String... resources) throws InterruptedException {
-        return acquire(session.config.defaults().overriddenBy(options), Resources.withModes(resources));
+        List<String> list = Resources.withModes(resources);
+        return acquire(session.config.defaults().overriddenBy(options), list, "resources", list);
     }
 
     /**
@@ -332,20 +334,16 @@ public final class GenieClient implements AutoCloseable {
      */
     public Lock lockAny(LockOptions options, AnyOf choices) throws InterruptedException {
         LockOptions all = session.config.defaults().overriddenBy(options).queueTimeout(Duration.ZERO);
-        return acquire(all, all.request("anyOf", choices.resources(), "weights", choices.weights(), "target", choices.target()),
-                choices.resources());
+        var weights = choices.weights().stream().map(BigInteger::toString).toList();
+        return acquire(all, choices.resources(), "anyOf", choices.resources(), "weights", weights, "target", choices.target().toString());
     }
 
     long responseTimeout() { return session.config.responseTimeout(); }
 
     /** Waits for a lock. The options include the defaults, and the resources their modes. */
-    Lock acquire(LockOptions options, List<String> resources) throws InterruptedException {
-        return acquire(options, options.request("resources", resources), resources);
-    }
-
-    private Lock acquire(LockOptions options, Map<String, Object> fields, List<String> resources) throws InterruptedException {
+    Lock acquire(LockOptions options, List<String> resources, Object... fields) throws InterruptedException {
         var lock = new Lock(session, options, resources);
-        session.execute("request", fields, lock, options.limit(session.config.responseTimeout()));
+        session.execute("request", options.request(fields), lock, options.limit(session.config.responseTimeout()));
         if (lock.isLate) { // it is unknown how long the lock is held
             try {
                 lock.extend(options.transactionTimeout());

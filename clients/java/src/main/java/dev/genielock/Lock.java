@@ -187,20 +187,17 @@ public final class Lock implements AutoCloseable {
      * @throws LockLostException if the lock was lost before: undo the work
      */
     @Override
-    public void close() { close(System.nanoTime() + session.config.responseTimeout()); }
+    public void close() {
+        awaitRelease(System.nanoTime() + session.config.responseTimeout());
+        ensureNotLost();
+    }
 
-    /** Closes the lock, and waits for the answer of the server until a time of {@link System#nanoTime}. */
-    void close(long end) {
+    /** Releases the lock, and waits for the answer of the server until a time of {@link System#nanoTime}. */
+    void awaitRelease(long end) {
         Optional<Call> call = drop(true);
-        if (call.isPresent()) session.awaitQuietly(call.get(), end - System.nanoTime());
-        GenieException cause;
-        boolean isUnconfirmed;
-        try (var held = session.mutex.hold()) {
-            cause = ended;
-            isUnconfirmed = call.isPresent() && session.isOpen(call.get());
-        }
-        if (cause instanceof LockLostException) throw cause.copy();
-        if (isUnconfirmed && !Thread.currentThread().isInterrupted()) {
+        if (call.isEmpty()) return;
+        session.awaitQuietly(call.get(), end - System.nanoTime());
+        if (!call.get().isDone() && !Thread.currentThread().isInterrupted()) {
             session.config.logger().log(Level.WARNING,
                     "the release of lock {0} is not confirmed; it is repeated until the server confirms it", Long.toString(id));
         }
@@ -356,12 +353,8 @@ public final class Lock implements AutoCloseable {
             resources = message.texts("resources").stream().map(name -> choices.getOrDefault(name, Resources.exclusive(name))).toList();
         }
         long timeout = Wire.nanos(timeoutMs);
-        long start = call.sentAt; // the message may be late, but the server granted the lock after it
-        long remaining = timeout;
-        if (message.expiresIn().isPresent()) {
-            start = conn.helloAt;
-            remaining = Wire.nanos(message.expiresIn().get());
-        }
+        long start = message.expiresIn().isPresent() ? conn.helloAt : call.sentAt; // the server held or granted the lock after it
+        long remaining = message.expiresIn().map(Wire::nanos).orElse(timeout);
         long now = session.clock.now();
         isLate = start + remaining - now < timeout - timeout / MAX_PASSED_SHARE;
         if (options.releasesOnDisconnect()) { // the extension renews the lease

@@ -6,15 +6,15 @@ import java.util.concurrent.locks.ReentrantLock;
 final class Mutex extends ReentrantLock {
     private static final long serialVersionUID = 1L;
 
-    private final transient Held held = this::unlock;
+    private final transient AtEnd held = this::unlock;
 
-    /** Unlocks the mutex. */
-    interface Held extends AutoCloseable {
+    /** What the end of a {@code try} block does, for example to unlock the mutex. */
+    interface AtEnd extends AutoCloseable {
         @Override
         void close();
     }
 
-    Held hold() {
+    AtEnd hold() {
         lock();
         return held;
     }

@@ -2,7 +2,6 @@ package dev.genielock;
 
 import java.time.Duration;
 import java.util.List;
-import java.util.stream.Collectors;
 
 /** A request was not granted within its queue timeout. */
 public final class QueueTimeoutException extends GenieException {
@@ -25,7 +24,7 @@ public final class QueueTimeoutException extends GenieException {
     }
 
     private static String text(long id, Duration waited, List<Blocker> blockers, int blockersTotal) {
-        String list = blockers.stream().map(Blocker::toString).collect(Collectors.joining(", "));
+        String list = String.join(", ", blockers.stream().map(Blocker::toString).toList());
         String text = "request " + id + " was not granted within " + waited.toMillis() + " ms" + (list.isEmpty() ? "" : ": " + list);
         int rest = blockersTotal - blockers.size();
         return rest > 0 ? text + " and " + rest + " more" : text;

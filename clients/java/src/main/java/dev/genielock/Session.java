@@ -403,7 +403,7 @@ final class Session {
         isEntered = true;
         notices.add(() -> dialer.emitUp(conn.address));
         lastFailure = new IOException(conn.address + " does not answer");
-        Dialer.startThread("genie-writer", conn::writeOutput);
+        Dialer.newThread("genie-writer", conn::writeOutput).start();
         for (Call call : inOrder) sendAgain(call);
         for (Watch watch : new ArrayList<>(watches)) watch.request();
     }

@@ -10,11 +10,9 @@ import java.security.KeyStore;
 import java.security.PrivateKey;
 import java.security.cert.Certificate;
 import java.security.cert.CertificateFactory;
-import java.security.spec.InvalidKeySpecException;
 import java.security.spec.PKCS8EncodedKeySpec;
 import java.util.Base64;
 import java.util.Collection;
-import java.util.List;
 import java.util.Map;
 import java.util.regex.MatchResult;
 import java.util.regex.Pattern;
@@ -29,7 +27,6 @@ import javax.net.ssl.TrustManagerFactory;
 final class Tls {
     private static final Pattern CERTIFICATE = Pattern.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", Pattern.DOTALL);
     private static final Pattern KEY = Pattern.compile("-----BEGIN PRIVATE KEY-----(.*?)-----END PRIVATE KEY-----", Pattern.DOTALL);
-    private static final List<String> KEY_ALGORITHMS = List.of("EC", "RSA", "EdDSA");
 
     private Tls() {}
 
@@ -57,7 +54,8 @@ final class Tls {
 
     private static KeyManager[] keyManagers(String certificate, String key) throws IOException, GeneralSecurityException {
         var store = emptyStore();
-        store.setKeyEntry("own", privateKey(key), new char[0], certificates(certificate).toArray(Certificate[]::new));
+        var chain = certificates(certificate).toArray(Certificate[]::new);
+        store.setKeyEntry("own", privateKey(key, chain[0].getPublicKey().getAlgorithm()), new char[0], chain);
         var factory = KeyManagerFactory.getInstance(KeyManagerFactory.getDefaultAlgorithm());
         factory.init(store, new char[0]);
         return factory.getKeyManagers();
@@ -76,19 +74,12 @@ final class Tls {
         return CertificateFactory.getInstance("X.509").generateCertificates(new ByteArrayInputStream(texts.getBytes()));
     }
 
-    private static PrivateKey privateKey(String path) throws IOException, GeneralSecurityException {
+    private static PrivateKey privateKey(String path, String algorithm) throws IOException, GeneralSecurityException {
         var match = KEY.matcher(Files.readString(Path.of(path)));
         if (!match.find()) {
             throw new GeneralSecurityException(path + " contains no key in the format PKCS #8; convert it with openssl pkcs8 -topk8 -nocrypt");
         }
         var encoded = new PKCS8EncodedKeySpec(Base64.getMimeDecoder().decode(match.group(1)));
-        for (String algorithm : KEY_ALGORITHMS) {
-            try {
-                return KeyFactory.getInstance(algorithm).generatePrivate(encoded);
-            } catch (InvalidKeySpecException e) {
-                continue; // it is a key of another algorithm
-            }
-        }
-        throw new GeneralSecurityException(path + " contains a key of an unknown algorithm; known are " + KEY_ALGORITHMS);
+        return KeyFactory.getInstance(algorithm).generatePrivate(encoded);
     }
 }

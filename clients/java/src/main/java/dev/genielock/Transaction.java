@@ -62,18 +62,10 @@ public final class Transaction {
     }
 
     private <T, E extends Exception> T attempt(GenieClient.TransactionFunction<T, E> work) throws E, InterruptedException {
-        T result;
-        try {
+        try (Mutex.AtEnd end = this::end) {
             reserve();
-            result = work.apply(this);
-        } catch (Throwable e) {
-            Optional<LockLostException> lost = end();
-            if (lost.isPresent() && !(e instanceof LockLostException)) e.addSuppressed(lost.get());
-            throw e;
+            return work.apply(this);
         }
-        Optional<LockLostException> lost = end();
-        if (lost.isPresent()) throw lost.get();
-        return result;
     }
 
     /** Locks what the earlier attempts have asked for, in one request. */
@@ -86,8 +78,8 @@ public final class Transaction {
         }
     }
 
-    /** Releases the locks. Returns the loss of one of them. An interrupt ends the wait, and remains set. */
-    private Optional<LockLostException> end() {
+    /** Releases the locks. Throws an exception if one of them was lost. An interrupt ends the wait, and remains set. */
+    private void end() {
         List<Lock> all;
         try (var held = mutex.hold()) {
             isEnded = true;
@@ -95,15 +87,8 @@ public final class Transaction {
         }
         all.forEach(lock -> lock.drop(false)); // together, before the first wait
         long end = System.nanoTime() + client.responseTimeout();
-        Optional<LockLostException> lost = Optional.empty();
-        for (Lock lock : all) {
-            try {
-                lock.close(end);
-            } catch (LockLostException e) {
-                lost = Optional.of(e);
-            }
-        }
-        return lost;
+        for (Lock lock : all) lock.awaitRelease(end);
+        for (Lock lock : all) lock.ensureNotLost();
     }
 
     /**
@@ -122,7 +107,7 @@ public final class Transaction {
         Optional<Lock> covering = ask(list);
         ensureHeld();
         if (covering.isPresent()) return covering.get();
-        Lock lock = client.acquire(options, list);
+        Lock lock = client.acquire(options, list, "resources", list);
         try (var held = mutex.hold()) {
             if (isEnded) {
                 lock.drop(false);

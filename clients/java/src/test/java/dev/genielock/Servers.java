@@ -48,7 +48,7 @@ public final class Servers {
             } else {
                 awaitListening(output);
             }
-            Dialer.startThread("output", () -> { // the process must never wait for a reader
+            Dialer.newThread("output", () -> { // the process must never wait for a reader
                 try {
                     while (output.readLine() != null) {
                         continue;
@@ -56,7 +56,7 @@ public final class Servers {
                 } catch (IOException e) {
                     return; // the process has ended
                 }
-            });
+            }).start();
             return this;
         }
 
