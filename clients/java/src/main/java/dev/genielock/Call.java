@@ -1,7 +1,6 @@
 package dev.genielock;
 
 import java.util.Map;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
@@ -11,7 +10,7 @@ import java.util.concurrent.TimeoutException;
  * A command, as a future of its answer. The answer is null if there is none but success. Its callers may wait for less than that:
  * see {@link Session#giveUp}. The mutex of the session protects the fields that are not final.
  */
-final class Call extends CompletableFuture<Wire.Message> {
+final class Call extends Waited<Wire.Message> {
     static final long UNSENT = Long.MIN_VALUE;
 
     /** The order of the commands; also the ref of most. */

@@ -13,7 +13,6 @@ import java.util.List;
 import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.BlockingQueue;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
@@ -23,7 +22,7 @@ final class Dialer {
     private static final int MAX_TAKEOVERS = 3; // of the session, in a row, after which the client ends
 
     private final Session session;
-    private final CompletableFuture<Boolean> ended = new CompletableFuture<>();
+    private final Waited<Boolean> ended = new Waited<>();
     private Thread thread;
     private volatile boolean isStopped;
     private volatile Connection served;

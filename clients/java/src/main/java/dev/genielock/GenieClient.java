@@ -572,10 +572,12 @@ public final class GenieClient implements AutoCloseable {
     public void shutdown(Duration limit) throws InterruptedException {
         List<Lock> all = session.stopCalls();
         try {
+            var ended = new Waited<Boolean>();
             CompletableFuture.allOf(all.stream().map(Lock::lost).toArray(CompletableFuture[]::new))
-                    .get(Wire.nanos(Wire.ms(limit)), TimeUnit.NANOSECONDS);
+                    .whenComplete((none, released) -> ended.complete(true));
+            ended.get(Wire.nanos(Wire.ms(limit)), TimeUnit.NANOSECONDS);
         } catch (ExecutionException | TimeoutException e) {
-            // locks were released, or are still held
+            // locks are still held
         } finally {
             session.releaseAll(all);
             session.close();

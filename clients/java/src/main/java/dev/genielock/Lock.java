@@ -103,7 +103,7 @@ public final class Lock implements AutoCloseable {
     public CompletableFuture<LockLostException> lost() {
         try (var held = session.mutex.hold()) {
             if (loss == null) {
-                loss = new CompletableFuture<>();
+                loss = new Waited<>();
                 if (check()) {
                     setTimer();
                 } else {

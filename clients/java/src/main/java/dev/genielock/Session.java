@@ -236,7 +236,7 @@ final class Session {
      * otherwise, as by {@code cancel} or {@code orTimeout}.
      */
     <T> CompletableFuture<T> follow(Call call, long limit, Supplier<CompletableFuture<T>> next) {
-        var future = new CompletableFuture<T>();
+        var future = new Waited<T>();
         call.handleAsync((answer, failure) -> call.result()).thenCompose(answer -> next.get()).whenComplete((value, failure) -> {
             if (failure == null) {
                 future.complete(value);

@@ -497,6 +497,25 @@ class SessionTest {
         return change.state() + " " + change.resource();
     }
 
+    /** Those tasks may wait for the caller. */
+    @Test
+    void aThreadOfTheCommonPoolExecutesNoOtherTasksWhileItWaits() throws Exception {
+        assumeTrue(ForkJoinPool.getCommonPoolParallelism() > 1, "tasks have threads of their own");
+        client.lockAsync("b"); // without an answer: then a caller does not read itself
+        peer.expect("request");
+        var end = new CountDownLatch(1);
+        try {
+            var caller = CompletableFuture.supplyAsync(() -> {
+                for (int i = 0; i < 100; i++) CompletableFuture.runAsync(() -> assertDoesNotThrow(() -> end.await()));
+                return lock("a");
+            });
+            peer.grant(7);
+            assertEquals(7, get(caller).id());
+        } finally {
+            end.countDown();
+        }
+    }
+
     @Test
     void anUnknownNameIsToldByTheException() {
         var failure = assertThrows(UnavailableException.class,
