@@ -12,7 +12,7 @@ from genie.core.lock_table import LockTable
 from genie.core.manager import LockManager
 from genie.core.model import Owner, Request, State
 from genie.core.special import Counted, Subtree, contains
-from genie.core.wait_queue import LockedResource
+from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import Mode, QueueMode, S, U, is_subtree
 
 
@@ -242,11 +242,13 @@ def _check_special(manager: LockManager, name: str, resource: LockedResource) ->
     elif units:
         raise Violation(f"units of {name}, which is not a counted resource")
     if isinstance(special, Subtree):
-        _check_subtree(manager, name, special)
+        _check_subtree(manager, name, special, resource.wait_queue)
 
 
-def _check_subtree(manager: LockManager, name: str, special: Subtree) -> None:
-    """Check the numbers of locks below a subtree, in all and of each transaction."""
+def _check_subtree(manager: LockManager, name: str, special: Subtree, queue: WaitQueue | None) -> None:
+    """Check the numbers of locks below a subtree, in all and of each transaction, and which waiters have moved in its queue."""
+    if queue is not None and set(queue.moved) != {each.id for _, _, each in queue if name in (each.moved or ())}:
+        raise Violation(f"the waiters that have moved in the queue of {name} are wrong")
     below = [
         (request, mode)
         for request in manager.table.held.values()

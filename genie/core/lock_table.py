@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import islice
 from math import inf
-from typing import Final, cast
+from typing import cast
 
 from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
@@ -27,14 +27,12 @@ from genie.core.special import (
     with_intention,
 )
 from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, MIN_CHECKED_SIZE, compact, ordered
-from genie.core.wait_queue import LockedResource, WaitQueue
+from genie.core.wait_queue import NO_REQUESTS, LockedResource, WaitQueue
 from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
 """Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
 and its position in the queue, or None if it was a holder."""
-
-_NO_REQUESTS: Final[dict[int, Request]] = {}
 
 
 def _dict_with_stored_hashes() -> dict[str, Request]:
@@ -122,6 +120,7 @@ class LockTable:
     """
 
     __slots__ = (
+        "close_room",
         "closing",
         "detailed",
         "grants",
@@ -158,6 +157,9 @@ class LockTable:
         """The subtrees in `resources`."""
         self.closing: set[str] = set()
         """Subtrees that no request names, and from which `close_slice` removes the waiters below them."""
+        self.close_room = MAX_CLOSED_WAITERS
+        """Number of waiters that the next steps may still remove from the queues of subtrees. If there is no room, `close_slice`
+        removes them, which makes room again: very many requests for subtrees may end together."""
         self.kept_open: Container[str] = ()
         """Subtrees that stay open although no request names them, because a loaded request is about to name them."""
         self.unmoved: list[Request] = []
@@ -190,9 +192,9 @@ class LockTable:
         """Return the waiting requests of an owner, by id."""
         if isinstance(owner, str):
             transaction = self.transactions.get(owner)
-            return _NO_REQUESTS if transaction is None else transaction.waiting
+            return NO_REQUESTS if transaction is None else transaction.waiting
         request = self.waiting.get(owner)
-        return _NO_REQUESTS if request is None else {owner: request}
+        return NO_REQUESTS if request is None else {owner: request}
 
     def grant_count(self, owner: Owner, name: str) -> int:
         """Return the number of grants of an owner on a resource.
@@ -464,6 +466,8 @@ class LockTable:
             queue = resource.wait_queue
             assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
             queue.remove(request.entry(name), mode)
+            if queue.moved:
+                queue.moved.pop(request.id, None)
             queue.non_simple_count -= not request.simple
             if queue.is_empty:
                 resource.wait_queue = None
@@ -647,6 +651,9 @@ class LockTable:
         if len(waiting) > max_waiters or cost > max_cost:
             return inf
         if subtree in self.closing:  # its numbers are exact, and some waiters below it have intentions
+            left = self.subtrees[subtree].wait_queue
+            if left is not None:
+                self._void_positions(subtree, left, {})  # `Continue` reads the whole queue
             self.closing.remove(subtree)
         else:
             resource = self.subtrees[subtree] = self.get_or_create_resource(subtree)
@@ -743,28 +750,27 @@ class LockTable:
             if is_named or subtree in self.kept_open:
                 continue
             self.closing.add(subtree)
-            if queue is not None and not keep_moved:
-                self._void_positions(subtree, queue, affected)
-            self._close_slice(subtree, affected)
+            if queue is None or self.close_room > 0 or keep_moved:
+                self._close_slice(subtree, affected, keep_moved=keep_moved)
+            else:  # `Continue` closes it
+                affected[subtree] = None
             while keep_moved and subtree in self.closing:
-                self._close_slice(subtree, {})
+                self._close_slice(subtree, {}, keep_moved=True)
         return [(name, X, None) for name in affected]
 
-    def _void_positions(self, subtree: str, queue: WaitQueue, affected: dict[str, None]) -> None:
-        """Remove from the queue of a subtree the waiters that a rearrangement has moved in this queue.
+    def _void_positions(self, subtree: str, queue: WaitQueue, affected: dict[str, None]) -> int:
+        """Remove from the queue of a subtree the waiters that a rearrangement has moved in this queue. Return their number.
 
         Their position in this queue becomes the original one.
         """
-        entries: list[QueueEntry] = []
-        queue.collect(entries)
-        for entry in [entry for entry in entries if entry[2].moved is not None]:
-            waiter = entry[2]
-            if waiter.moved is None or subtree not in waiter.moved:
-                continue
-            queue.remove(entry, waiter.queue_mode(subtree))
+        moved = [*queue.moved.values()]
+        for waiter in moved:
+            queue.remove(waiter.entry(subtree), waiter.queue_mode(subtree))
             waiter.move(subtree, (-waiter.priority, waiter.id, waiter))  # its original position
             self.unmoved.append(waiter)
             self._remove_intention(waiter, subtree, affected)
+        queue.moved = NO_REQUESTS
+        return len(moved)
 
     def _remove_intention(self, waiter: Request, subtree: str, affected: dict[str, None]) -> None:
         """Remove the intention of a waiter that has left the queue of a subtree. Add one of its queues to `affected`.
@@ -781,18 +787,22 @@ class LockTable:
 
         Return the queues in which these waiters may be grantable now, and the subtree itself if there are more waiters.
         """
+        self.close_room = MAX_CLOSED_WAITERS
         affected: dict[str, None] = {}
         self._close_slice(subtree, affected)
         return [(name, X, None) for name in affected]
 
-    def _close_slice(self, subtree: str, affected: dict[str, None]) -> None:
+    def _close_slice(self, subtree: str, affected: dict[str, None], *, keep_moved: bool = False) -> None:
         resource = self.subtrees[subtree]
         queue = resource.wait_queue
         removed = 0
+        if queue is not None and not keep_moved:  # all at once: two waiters must not have the same position
+            removed = self._void_positions(subtree, queue, affected)
         while queue is not None and not queue.is_empty and removed < MAX_CLOSED_WAITERS:
             for entry in queue.pop_chunk():
                 removed += 1
                 self._remove_intention(entry[2], subtree, affected)
+        self.close_room -= removed
         if queue is None or queue.is_empty:
             self._remove_resource(subtree, resource)
         else:

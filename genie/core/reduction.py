@@ -681,6 +681,8 @@ class Reduction:
             if order is not None:
                 moves = [request for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
                 self._budget.spend(move_steps(moves))
+                if not self._table.wait_queue(name).may_move(name, moves):
+                    raise GraphTooLarge
                 rearrangement[name] = (entries, order)
         return rearrangement
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree
 from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, compact, ordered
-from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X
+from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X, is_subtree
 
 MIN_UNIFORM_CHUNK = 16
 """Number of entries of a chunk above which its uniform owner is kept. A shorter chunk is read again, which costs as much as
@@ -30,6 +30,10 @@ owner. A request that needs more steps is rejected."""
 STEPS_PER_MOVE = 2
 """Steps for which the move of a request to another position counts, besides one for each of its names: the whole request must
 be stored again, with up to 1,024 names."""
+
+MAX_MOVED_STEPS = 2_000
+"""Maximum number of `move_steps` of the waiters that have moved in the queue of a subtree. A step undoes all these moves, when
+the subtree is no longer locked or waited for."""
 
 _last = itemgetter(-1)
 
@@ -341,7 +345,7 @@ class WaitQueue:
     never iterates over waiters of another mode.
     """
 
-    __slots__ = ("exclusive", "inverted", "non_simple_count", "others", "shared")
+    __slots__ = ("exclusive", "inverted", "moved", "non_simple_count", "others", "shared")
 
     def __init__(self) -> None:
         self.shared = SortedQueue()
@@ -353,6 +357,8 @@ class WaitQueue:
         self.inverted: dict[int, Request] | None = None
         """By id, the waiters whose position is that of another priority, because a rearrangement put a request before a
         request of higher priority. May also contain requests that have left the queue. None if there are no such waiters."""
+        self.moved: dict[int, Request] = NO_REQUESTS
+        """By id, the waiters that a rearrangement has moved in this queue, if it is the queue of a subtree."""
 
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive) + sum(map(len, self.others.values()))
@@ -466,7 +472,7 @@ class WaitQueue:
             others = self._lower_priorities_before(entry, request, limit)
         self.add(entry, mode)
         requests = [other[2] for other in others]
-        moves = move_steps(requests)
+        moves = move_steps(requests) if self.may_move(name, requests) else room + 1
         if moves <= room:
             if demoted is not None:
                 changed = self.rearrange(name, [entry, *others], [*requests, request])
@@ -525,6 +531,12 @@ class WaitQueue:
         else:
             self.rearrange(name, [*reversed(moved), entry], [request, *reversed(others)])
 
+    def may_move(self, name: str, requests: Iterable[Request]) -> bool:
+        """Return whether waiters may be moved. In the queue of a subtree, few may have moved: see `MAX_MOVED_STEPS`."""
+        if not is_subtree(name):
+            return True
+        return move_steps((self.moved | {request.id: request for request in requests}).values()) <= MAX_MOVED_STEPS
+
     def rearrange(self, name: str, entries: Sequence[QueueEntry], order: Sequence[Request]) -> list[Request]:
         """Give the positions of `entries`, which are sorted, to the same requests in another `order`.
 
@@ -552,18 +564,23 @@ class WaitQueue:
         self.non_simple_count += len(entries)
         for entry in entries:
             if entry[2].moved is not None:
-                self._note_inversion(entry)
+                self._note_position(name, entry)
 
     def _insert_entry(self, name: str, request: Request, mode: QueueMode) -> None:
         """Insert a request at the position that its entry specifies."""
         entry = request.entry(name)
         self.add(entry, mode)
-        if -entry[0] != request.priority:
-            self._note_inversion(entry)
+        self._note_position(name, entry)
 
-    def _note_inversion(self, entry: QueueEntry) -> None:
-        """Add the request of an entry to `inverted` if it is at the position of another priority."""
+    def _note_position(self, name: str, entry: QueueEntry) -> None:
+        """Add the request of an entry to `inverted` if it is at the position of another priority, and to `moved` if it has moved."""
         request = entry[2]
+        if is_subtree(name):
+            if request.moved is not None and name in request.moved:
+                self.moved = self.moved or {}
+                self.moved[request.id] = request
+            else:
+                self.moved.pop(request.id, None)
         if -entry[0] != request.priority:
             if self.inverted is None:
                 self.inverted = {}
@@ -595,3 +612,5 @@ NO_ENTRIES: Final = SortedQueue()
 """An empty queue. Never changed."""
 NO_QUEUES: Final[dict[QueueMode, SortedQueue]] = {}
 """`others` of the queue of a plain name. Never changed."""
+NO_REQUESTS: Final[dict[int, Request]] = {}
+"""`moved` of a queue without moved waiters. Never changed."""

@@ -76,8 +76,8 @@ MUTANTS = [
     Mutant(
         "a follower drops the positions in the queue of a subtree",
         "core/lock_table.py",
-        "            if queue is not None and not keep_moved:",
-        "            if queue is not None:",
+        "        if queue is not None and not keep_moved:",
+        "        if queue is not None:",
     ),
 ]
 

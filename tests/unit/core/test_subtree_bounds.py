@@ -11,7 +11,18 @@ from random import Random
 
 import pytest
 
-from genie.core import Continue, Locked, LockManager, QueueFull, Release, Request, lock_table, wait_queue
+from genie.core import (
+    Continue,
+    Disconnect,
+    Locked,
+    LockManager,
+    Moved,
+    QueueFull,
+    Release,
+    Request,
+    lock_table,
+    wait_queue,
+)
 from genie.core.deadlock import waiting_owners_below
 from genie.core.model import HELD, details_of
 from genie.core.special import Subtree
@@ -283,6 +294,84 @@ def test_a_subtree_is_requested_again_while_the_waiters_below_it_are_read(monkey
         manager.step(Continue(), 0)
     check(manager)
     assert manager.table.specials == 0
+
+
+def move_waiters(manager: LockManager, group: int, count: int) -> bool:
+    """Add waiters below `a/**`, and move them by a rearrangement of its queue. Return whether it was admitted."""
+    options = {"priority": group, "queue_timeout_ms": 1e12}
+
+    def later(*names: str, transaction: str | None = None) -> Request:
+        request = Request((), names, transaction=transaction, **options)  # type: ignore[arg-type]
+        request.details = details_of((), names)
+        manager.step(request, 0)
+        return request
+
+    step(manager, f"r{group}", transaction=f"P{group}")
+    blocker = later("a/**", f"r{group}", transaction=f"T{group}")
+    for number in range(count):
+        later(f"a/{group}/{number}")
+    last = later(f"a/p{group}", transaction=f"P{group}")
+    manager.step(Release(blocker.id), 0)
+    return last.id in manager.table.waiting
+
+
+def test_few_waiters_have_moved_in_the_queue_of_a_subtree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All moves are undone in one step, when the subtree is no longer locked."""
+    monkeypatch.setattr(wait_queue, "MAX_MOVED_STEPS", 100)
+    manager = LockManager()
+    subtree = step(manager, "a/**")
+    assert move_waiters(manager, 0, 10)
+    assert move_waiters(manager, 1, 10)
+    assert not move_waiters(manager, 2, 20)
+    queue = manager.table.subtrees["a/**"].wait_queue
+    assert queue is not None
+    assert 20 <= len(queue.moved) <= 24
+    check(manager)
+    for waiter in [*manager.table.waiting.values()][:10]:
+        manager.step(Release(waiter.id), 0)  # then others may move
+    assert move_waiters(manager, 3, 8)
+    check(manager)
+    events = manager.step(Release(subtree.id), 0)
+    assert {type(event) for event in events} >= {Moved}
+    assert not any(each.moved for each in manager.table.waiting.values())
+    check(manager)
+
+
+def test_the_end_of_a_subtree_lock_reads_few_of_the_waiters_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
+
+    def instructions(waiters: int) -> int:
+        counter = InstructionCounter()
+        step(counter.manager, "b")
+        subtree = step(counter.manager, "a/**")
+        for number in range(waiters):
+            step(counter.manager, f"a/{number}", "b")
+        counter.count(Release(subtree.id))
+        check(counter.manager)
+        return counter.instructions
+
+    assert instructions(100) == instructions(300)
+
+
+def test_subtree_locks_that_end_together_share_the_room_to_read_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session with a thousand locks of subtrees ends, and a thousand requests wait below each."""
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 50)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 20)
+    manager = LockManager()
+    manager.table.close_room = 50
+    subtrees = [step(manager, f"{number}/**") for number in range(10)]
+    waiters = [step(manager, f"{number % 10}/{number}") for number in range(400)]
+    entries = manager.table.queue_entries
+    manager.step(Disconnect(subtrees), 0)
+    assert entries - manager.table.queue_entries < 200
+    assert len(manager.table.closing) > 5
+    check(manager)
+    while manager.pending_grants:
+        manager.step(Continue(), 0)
+        check(manager)
+    assert not manager.table.subtrees
+    assert all(waiter.state is HELD for waiter in waiters)
 
 
 def test_whatever_happens_while_subtrees_are_closed_the_state_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
