@@ -66,7 +66,7 @@ final class Dialer {
                 var round = new Round();
                 Optional<Connection> accepted = round.connect();
                 end = accepted.isPresent() ? serve(accepted.get()) : onFailed(round);
-                if (end.isEmpty()) TimeUnit.NANOSECONDS.sleep(Session.backoff(session.nextRound()));
+                if (end.isEmpty()) TimeUnit.NANOSECONDS.sleep(Session.backoff(session.failedRounds.getAndIncrement()));
             }
         } catch (InterruptedException e) {
             // by stop

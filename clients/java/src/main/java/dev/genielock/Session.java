@@ -15,6 +15,7 @@ import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
 import java.util.function.Supplier;
@@ -45,7 +46,9 @@ final class Session {
     final Condition readerChanged = mutex.newCondition(); // the thread of the dialer may have to read the connection
     final Condition outputTaken = mutex.newCondition(); // calls may add more output
     final String secret = UUID.randomUUID().toString(); // 122 random bits
+    final AtomicInteger failedRounds = new AtomicInteger(); // since the server has executed a command
     private final AtomicLong lastNumber = new AtomicLong();
+    private volatile Throwable lastFailure = new IOException("no server has answered");
     private final Dialer dialer;
 
     // The mutex protects the rest.
@@ -54,11 +57,9 @@ final class Session {
     final Set<Watch> watches = new HashSet<>(); // the open ones
     long leaseFrom = Long.MIN_VALUE / 2; // the lease of the session: when the last command was sent that was answered
     boolean isEntered; // connect does not wait any more
-    private int failedRounds; // since the server has executed a command
     private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
     private List<Runnable> finished; // wake the callers after the reader has unlocked the mutex; null: they are woken at once
     private List<Runnable> notices = new ArrayList<>(); // of the reader to the logger and to the listener, which may be slow
-    private Throwable lastFailure = new IOException("no server has answered");
     GenieException closed; // why the client is closed; null: it is open
     private Call bye; // the command of close; null: it was not called
 
@@ -275,7 +276,7 @@ final class Session {
             if (wasUp) {
                 connection = null;
                 finish(bye, null);
-                if (clock.now() - conn.helloAt >= STABLE_AFTER) failedRounds = 0;
+                if (clock.now() - conn.helloAt >= STABLE_AFTER) failedRounds.set(0);
                 outputTaken.signalAll(); // the commands that were not written are sent again
                 for (Watch watch : watches) watch.onDisconnected();
             }
@@ -284,17 +285,8 @@ final class Session {
         return wasUp;
     }
 
-    /** Returns the number of rounds since the server has executed a command. */
-    int nextRound() {
-        try (var held = mutex.hold()) {
-            return failedRounds++;
-        }
-    }
-
     void noteFailure(Config.Address address, Throwable cause) {
-        try (var held = mutex.hold()) {
-            lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
-        }
+        lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
     }
 
     /** Cancels the waiting requests, whose callers get the error. */
@@ -459,7 +451,7 @@ final class Session {
         Call call = calls.get(message.text("ref"));
         if (call != null) renewLease(call.sentAt);
         boolean isUnavailable = message.text("code").equals("unavailable");
-        if (isUp && !isUnavailable) failedRounds = 0; // the server executes commands
+        if (isUp && !isUnavailable) failedRounds.set(0); // the server executes commands
         switch (message.command()) {
             case "locked" -> onLocked(conn, call, message);
             case "released" -> onReleased(call, message);
