@@ -50,7 +50,7 @@ final class Connection {
     private int from; // of the first line that was not taken
     private int searched; // for the end of that line
     private int end;
-    private volatile String lateness = "connecting, or a source of the token or of TLS, takes too long"; // why the handshake is late
+    private volatile String lateness = "looking up, connecting, or a source of the token or of TLS, takes too long"; // the handshake
     private volatile boolean hasRead; // since the last step of the keepalive
 
     // The mutex of the session protects the rest.
