@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from typing import Any
@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 from genie.storage.redis.connection import RedisConnection, RedisFailure
 from genie.storage.redis.store import RedisStore
+from genie.storage.redis.url import Address, Login
 from redises.group import until
 from support.network.wire import Wire
 from support.processes.ports import free_port
@@ -95,6 +96,48 @@ async def test_a_rejected_commit_is_retried_until_it_is_accepted(plain: Redis, n
         await soon(client.lock("b"))
         assert stored(plain) == {1, 2}
         assert batches(plain) == 2
+
+
+@pytest.mark.parametrize("reply", [["1-1"], "1-1", ["1-1", "1-2"], 1, []], ids=str)
+async def test_the_reply_to_another_command_does_not_acknowledge_a_commit(plain: Redis, reply: object) -> None:
+    async with relay(plain.port) as between, locks(between.url) as client:
+        rule = between.say("EXEC", encoded(reply))
+        await soon(client.lock("a"))
+        assert rule.met.is_set()
+        assert stored(plain) == {1}
+        await soon(client.lock("b"))
+        assert stored(plain) == {1, 2}
+        assert batches(plain) == 2
+
+
+@pytest.mark.parametrize("extra", [b"+PONG\r\n", b"+PO", b"$3\r\n"])
+async def test_a_reply_to_no_command_ends_the_connection(extra: bytes) -> None:
+    """Otherwise it would be taken for the reply to the next command."""
+    async with relay(script=lambda _: b"+PONG\r\n" + extra) as between:
+        connection = await RedisConnection.open(Address("127.0.0.1", between.port), Login())
+        with pytest.raises(RedisFailure, match="a reply to no command"):
+            await connection.call("PING")
+        with pytest.raises(RedisFailure, match=r"not connected|ended"):
+            await connection.call("PING")
+
+
+async def test_a_reply_while_no_command_is_in_flight_ends_the_connection() -> None:
+    closed = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"+OK\r\n")
+        with suppress(ConnectionError):
+            await reader.read()
+        closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        connection = await RedisConnection.open(Address("127.0.0.1", server.sockets[0].getsockname()[1]), Login())
+        async with asyncio.timeout(WAIT_S):
+            await closed.wait()
+        with pytest.raises(RedisFailure, match="not connected"):
+            await connection.call("PING")
 
 
 @pytest.mark.parametrize("text", ERRORS, ids=lambda text: text.partition(" ")[0])

@@ -135,6 +135,8 @@ class CommitForm(NamedTuple):
     reply_count: int
 
 
+TOUCHED = [0]
+"""The result of `CommitEncoder.touch`: the HSET has added no field."""
 TRANSACTION = CommitForm(result_index=2, reply_count=4)
 """MULTI, XADD, EXEC, WATCH."""
 SCRIPT = CommitForm(result_index=0, reply_count=3)
@@ -478,10 +480,12 @@ class CommitWriter:
             return
         # A cluster node that is importing the slot rejects WATCH without another ASKING. The next commit then watches first.
         self._watching = not isinstance(replies[form.reply_count - 1], ErrorReply) and not self._has_lost_state
-        if not result or result[0] is None:
+        if result in (None, [None]):
             # EXEC replies nil if the log was changed since WATCH, and XADD if the log is gone: compare.
             self._watching = False
             self.recover(self.resume())
+        elif result not in ([b"%d-%d" % (self._keyspace.epoch.number, batch.index)], TOUCHED):
+            self._on_failure(RedisFailure("Redis did not reply to the commit with the id of its log entry"))
         elif self._ack_policy.first_wait and (missing := self._ack_policy.missing_acks(replies[-1])):
             self._wait_for_acks(replies[-1], missing)
         else:

@@ -164,39 +164,42 @@ class RedisConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Deliver the expected reply, or parse the received bytes. Close the connection if they are not valid RESP."""
-        if data == self._expected_reply and not self._replies:
+        if data == self._expected_reply and not self._replies and self._on_reply is not None:
             self._deliver(self._expected_reply)
             return
         try:
             self._parse(data)
         except hiredis.ProtocolError as error:
-            self.close()
-            self._deliver(RedisFailure(f"{self.address} sent no valid RESP: {error}"))
+            self._reject(f"{self.address} sent no valid RESP: {error}")
 
     def _parse(self, data: bytes) -> None:
-        """Deliver each complete reply to the callback, or collect it if the command in flight has several replies."""
+        """Collect the replies to the command in flight, and deliver them when all have arrived.
+
+        Close the connection if there are more: a later command would take them for its own replies, and a commit would be
+        acknowledged before Redis has it.
+        """
         self._reader.feed(data)
-        reply = self._reader.gets()
-        while reply is not False:  # False: the next reply is incomplete
-            if self._reply_count == 1:
-                self._deliver(reply)
-            else:
-                self._collect(reply)
-            reply = self._reader.gets()
+        replies = self._replies
+        while (reply := self._reader.gets()) is not False:  # False: the next reply is incomplete
+            replies.append(reply)
+        missing = self._reply_count - len(replies)
+        if self._on_reply is None or missing < 0 or (not missing and self._reader.has_data()):
+            self._reject(f"{self.address} sent a reply to no command")
+        elif not missing:
+            self._replies = []
+            if self.asking:
+                del replies[0]
+            self._deliver(replies[0] if len(replies) == 1 else replies)
+
+    def _reject(self, reason: str) -> None:
+        """Close the connection because of what Redis has sent, and fail the command in flight."""
+        self.close()
+        self._deliver(RedisFailure(reason))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the command in flight with a RedisFailure, whichever side closed the connection."""
         self._transport = None
         self._deliver(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
-
-    def _collect(self, reply: object) -> None:
-        """Collect one of several expected replies. After the last one, deliver all of them, without the reply to ASKING."""
-        self._replies.append(reply)
-        if len(self._replies) == self._reply_count:
-            replies, self._replies = self._replies, []
-            if self.asking:
-                del replies[0]
-            self._deliver(replies[0] if len(replies) == 1 else replies)
 
     def _deliver(self, reply: object) -> None:
         """Pass a reply to the callback of the command in flight, if there is one. The connection is idle from here on."""
