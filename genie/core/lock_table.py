@@ -653,7 +653,7 @@ class LockTable:
         if subtree in self.closing:  # its numbers are exact, and some waiters below it have intentions
             left = self.subtrees[subtree].wait_queue
             if left is not None:
-                self._void_positions(subtree, left, {})  # `Continue` reads the whole queue
+                self._void_positions(subtree, left, {})  # `Continue`, which was to close it, reads the whole queue
             self.closing.remove(subtree)
         else:
             resource = self.subtrees[subtree] = self.get_or_create_resource(subtree)

@@ -334,9 +334,7 @@ class LockManager:
             if not self.table.open_specials(request, max_queue_entries=max_queue_entries):
                 self._assign_id(request)
                 self._close_specials(request)
-                events.append(QueueFull(request, is_opening=True))
-                self._append_unmoved(events)
-                return events
+                return [QueueFull(request, is_opening=True)]
             max_queue_entries -= len(request.units)
         id_ = self.next_id
         self.next_id = id_ + 1
@@ -357,8 +355,6 @@ class LockManager:
             if request.transaction is not None and self.lock_order is not None:
                 self._analyse(request, request.transaction, now)
             self._queue(request, now, events)
-        if self.table.unmoved:  # the request has opened a subtree that was being closed
-            self._append_unmoved(events)
         return events
 
     def _take(self, take: Take, now: float, events: list[Event]) -> None:
@@ -673,11 +669,6 @@ class LockManager:
             ]
         events += (Moved(request) for request in moved if request.state is WAITING)
 
-    def _append_unmoved(self, events: list[Event]) -> None:
-        """Append a `Moved` event for each waiter that has returned to its original position in the queue of a subtree."""
-        events += map(Moved, self.table.unmoved)
-        self.table.unmoved.clear()
-
     def _ended_or_unknown(self, id: int) -> Event:
         """Return the event for a command with the id of a request that is neither held nor waiting."""
         reason = self._outcomes.get(id)
@@ -706,7 +697,8 @@ class LockManager:
             if is_grantable(table, request):
                 self._grant_waiter(request, now, events)
         if table.unmoved:
-            self._append_unmoved(events)
+            events += map(Moved, table.unmoved)
+            table.unmoved.clear()
         if table.specials:
             left += self._grant_beside_units(candidates, now, events)
         if left:
