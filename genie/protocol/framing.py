@@ -19,6 +19,12 @@ shorter."""
 MIN_COMMAND_BYTES = 16
 """Approximate number of bytes in the shortest valid command."""
 
+MAX_SHORT_LINES = 64
+"""Maximum number of lines that are split at once if they are shorter than commands. A line of 2 bytes takes 56 bytes as an object."""
+
+MAX_PART_LINES = SPLIT_BYTES // MIN_COMMAND_BYTES
+"""Maximum number of lines in one part of input that is split in parts."""
+
 
 class LineTooLong(Exception):
     """A line exceeded the limit. `lines` are the complete lines before it; the rest of the stream can't be read."""
@@ -71,13 +77,22 @@ class UnsplitLines:
             self._part = iter(self.split_next())
 
     def split_next(self) -> list[bytes]:
-        """Split and return the next lines: at most `SPLIT_BYTES`, or one longer line."""
+        """Split and return the next lines: at most `SPLIT_BYTES` and `MAX_PART_LINES`, or one longer line."""
         data, start = self._data, self._start
         end = data.rfind(b"\n", start, start + SPLIT_BYTES)
         if end < 0:  # one line is longer than a part
             end = data.index(b"\n", start + SPLIT_BYTES)
+        lines = data[start:end].split(b"\n", MAX_PART_LINES)
+        if len(lines) > MAX_PART_LINES:  # the last one contains all others
+            end -= len(lines.pop()) + 1
         self._start = end + 1
-        return data[start:end].split(b"\n")
+        return lines
+
+
+def without_blank(lines: list[bytes]) -> list[bytes] | UnsplitLines:
+    """Return the lines that are not blank, of lines that are shorter than commands on average. Many are joined again."""
+    found = list(filter(None, lines))
+    return UnsplitLines(b"\n".join(found) + b"\n") if len(found) > MAX_SHORT_LINES else found
 
 
 class LineReader:

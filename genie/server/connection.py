@@ -26,6 +26,7 @@ from genie.protocol.framing import (
     LineTooLong,
     UnsplitLines,
     mark_long,
+    without_blank,
 )
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer
@@ -155,10 +156,10 @@ class Connection(Peer, asyncio.Protocol):
         if size <= self._max_whole_bytes and self.state is READY and not self._partial_bytes and not self.closing:
             lines = data.split(b"\n")
             if not lines.pop():  # the usual case: complete lines, and nothing else
-                if size < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
-                    lines = list(filter(None, lines))  # a queued blank line takes much more memory than its byte
-                    if not lines:
-                        return
+                if size < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank, or invalid
+                    if any(lines):
+                        self._submit(lines, size)
+                    return
                 self.handler.submit(self, lines, size)
                 return
         self._receive(data)
@@ -200,8 +201,8 @@ class Connection(Peer, asyncio.Protocol):
         except LineTooLong as too_long:
             self._reject_long_line(too_long)
             return
-        if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank
-            lines = list(filter(None, lines))
+        if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank, or invalid
+            lines = without_blank(lines)
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
@@ -214,7 +215,12 @@ class Connection(Peer, asyncio.Protocol):
 
     def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
         """Submit complete lines to the handler. The scheduler marks the long ones of `UnsplitLines` when it splits them."""
-        self.handler.submit(self, mark_long(lines) if isinstance(lines, list) else lines, size)
+        if isinstance(lines, list) and size < MIN_COMMAND_BYTES * len(lines):
+            lines = without_blank(lines)
+        if isinstance(lines, list):
+            self.handler.submit(self, mark_long(lines), size)
+        else:  # many short lines count as large input, which is split in parts
+            self.handler.submit(self, lines, max(size, SPLIT_BYTES + 1))
 
     def eof_received(self) -> bool:
         """Close the connection after the replies to all commands that were read, because the client has half-closed it.

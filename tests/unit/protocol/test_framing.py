@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genie.protocol.framing import LineReader, LineTooLong
+from genie.protocol.framing import MAX_PART_LINES, LineReader, LineTooLong, UnsplitLines
 
 
 @given(st.lists(st.binary(max_size=12)), st.lists(st.integers(1, 9), min_size=1))
@@ -42,3 +42,15 @@ def test_an_endless_line_is_not_buffered() -> None:
         for _ in range(200):
             lines.feed(b"x")
     assert len(lines.partial) <= 102
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"", b"x", b"xyz", b"y" * 100, b"z" * 9_000]), st.integers(1, 700)), max_size=5)
+)
+def test_a_part_of_large_input_has_a_bounded_number_of_lines(groups: list[tuple[bytes, int]]) -> None:
+    lines = [line for line, count in groups for _ in range(count)]
+    unsplit, parts = UnsplitLines(b"".join(line + b"\n" for line in lines)), []
+    while unsplit:
+        parts.append(unsplit.split_next())
+    assert [line for part in parts for line in part] == lines
+    assert all(len(part) <= MAX_PART_LINES for part in parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from genie.protocol.resources import MAX_RESOURCES
 from genie.server import commits, scheduler, unavailable
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
+from genie.server.memory_bounds import COMMAND_FACTOR
 from genie.server.pipeline import WATCH_FLUSH_INTERVAL_S, Pipeline
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch, Store
@@ -295,6 +297,28 @@ async def test_blank_lines_are_ignored() -> None:
     flooding.data_received(b"\n" + PING + b"\r\n \n" + PING)
     await clients.pipeline.drained()
     assert sum(lines for _, lines in clients.written) == 2
+    assert not clients.failures
+
+
+@pytest.mark.parametrize("start", [b"", b"half a"])
+async def test_queued_lines_that_are_shorter_than_commands_take_little_memory(start: bytes) -> None:
+    """A line of two bytes takes 56 bytes as an object, which is not among the bytes that are counted."""
+    clients = PipelineWithClients()
+    clients.connect("first").data_received(PING + b"bad\n" * 100)  # a batch is scheduled: later input is queued
+    flooding = clients.connect("flooding")
+    flooding.data_received(PING + start)
+    lines = [b"xy\n" * 2_700 for _ in range(7)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for data in lines:
+        flooding.data_received(b"" + data)
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert flooding.input_queue
+    assert taken < COMMAND_FACTOR * sum(map(len, lines))
+    await clients.pipeline.drained()
+    assert clients.pipeline._commits._stats.errors["bad-json"] == 100 + 7 * 2_700
+    assert sum(count for name, count in clients.written if name == "flooding") == 1 + 7 * 2_700
     assert not clients.failures
 
 
