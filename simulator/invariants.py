@@ -11,6 +11,7 @@ from genie.core.grant import is_grantable
 from genie.core.manager import LockManager
 from genie.core.model import Owner, Request, State
 from genie.core.special import Counted, Subtree, contains
+from genie.core.subtrees import locks_below
 from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import Mode, QueueMode, S, U, is_subtree
 
@@ -263,7 +264,7 @@ def _check_subtree(manager: LockManager, name: str, special: Subtree, queue: Wai
         counts = own.count(S), len(own) - own.count(S)
         if owner is not None and special.by_transaction.get(owner, counts) != counts:
             raise Violation(f"the locks of {owner} below {name} are wrong")
-        if owner is not None and manager.table.locks_below(name, special, owner) != counts:
+        if owner is not None and locks_below(manager.table, name, special, owner) != counts:
             raise Violation(f"the locks that {owner} holds below {name} are wrong")
     requests = [*manager.table.held.values(), *manager.table.waiting.values()]
     naming = {request.transaction for request in requests if name in request.names()}

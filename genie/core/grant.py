@@ -16,6 +16,7 @@ from sys import maxsize
 from genie.core.lock_table import AffectedQueues, LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree, with_intention
+from genie.core.subtrees import has_conflicting_below
 from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
 
@@ -165,7 +166,7 @@ def _candidates_in_special_queue(
     resource = table.resources[name]
     queue = resource.wait_queue
     assert queue is not None  # noqa: S101 - what mypy needs to know
-    if name in table.closing:  # `LockTable.close_slice` returns the queues of its waiters
+    if name in table.closing:  # `close_slice` returns the queues of its waiters
         left.append((name, mode, None))
         return [], limit
     runs, blocking = _runs_of_special_queue(resource, queue, name, mode, after)
@@ -387,7 +388,7 @@ def _excludes(table: LockTable, resource: LockedResource, name: str, owner: Owne
         held = _counts_against(resource, special, own_count, owner, mode)
     else:
         held = mode in (U, IX, SIX) and len(resource.holders) > own_count
-    return held or (isinstance(special, Subtree) and table.has_conflicting_below(name, special, mode, owner))
+    return held or (isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, owner))
 
 
 def _counts_against(resource: LockedResource, special: Counted, own_count: int, owner: Owner, mode: QueueMode) -> bool:

@@ -1,34 +1,27 @@
 """The lock table: held and waiting requests by id, by resource and by owner.
 
-The table only stores state. `grant.py` and `manager.py` decide which request is granted.
+The table only stores state. `grant.py` and `manager.py` decide which request is granted. `subtrees.py` adds counted resources
+and subtrees to the table and removes them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Container, Iterable, Iterator
-from itertools import islice
-from math import inf
+from collections.abc import Container, Iterable
 from typing import cast
 
 from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
 from genie.core.special import (
     MAX_CLOSED_WAITERS,
-    MAX_COMPARED_NAMES,
-    MAX_EXAMPLES,
-    MAX_SEPARATE_SUBTREES,
-    MAX_WAITERS_BELOW,
-    NAMES_PER_WAITER_BELOW,
     Counted,
     Subtree,
     possible_subtrees,
-    range_below,
     with_intention,
 )
 from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, MIN_CHECKED_SIZE, compact, ordered
 from genie.core.wait_queue import NO_REQUESTS, LockedResource, WaitQueue
-from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, SIX, WHOLE_NAMESPACE, QueueMode, S, U, X
+from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, WHOLE_NAMESPACE, QueueMode, S, U, X
 
 AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
 """Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
@@ -156,10 +149,10 @@ class LockTable:
         self.subtrees: dict[str, LockedResource] = {}
         """The subtrees in `resources`."""
         self.closing: set[str] = set()
-        """Subtrees that no request names, and from which `close_slice` removes the waiters below them."""
+        """Subtrees that no request names, and from which `subtrees.close_slice` removes the waiters below them."""
         self.close_room = MAX_CLOSED_WAITERS
-        """Number of waiters that the next steps may still remove from the queues of subtrees. If there is no room, `close_slice`
-        removes them, which makes room again: very many requests for subtrees may end together."""
+        """Number of waiters that the next steps may still remove from the queues of subtrees. If there is no room,
+        `subtrees.close_slice` removes them, which makes room again: very many requests for subtrees may end together."""
         self.kept_open: Container[str] = ()
         """Subtrees that stay open although no request names them, because a loaded request is about to name them."""
         self.unmoved: list[Request] = []
@@ -210,8 +203,8 @@ class LockTable:
 
     def add_held(self, request: Request) -> None:
         """Make a request a holder of all its resources. No other owner may hold a conflicting lock on them."""
-        uncontended, resources, id_ = self.uncontended, self.resources, request.id
-        self.held[id_] = request
+        uncontended, resources = self.uncontended, self.resources
+        self.held[request.id] = request
         for name in request.exclusive:
             resource = resources.get(name)
             if resource is None:
@@ -221,14 +214,14 @@ class LockTable:
                 resource = self.get_or_create_resource(name)
             # `LockedResource.add_holder`: two calls would be 2.6 % of the instructions of a hand-off.
             holders = resource.holders
-            holders[id_] = request
+            holders[request.id] = request
             if len(holders) == MANY_ITEMS:
                 resource.holders = ordered(holders)
             resource.exclusive_count += 1
             self.grants += 1
         for name in request.shared:
             resource = resources.get(name) or self.get_or_create_resource(name)
-            resource.add_holder(id_, request)
+            resource.add_holder(request.id, request)
             self.grants += 1
         if self.specials:
             self._add_units(request)
@@ -236,23 +229,21 @@ class LockTable:
         if request.transaction is not None:
             self._transaction(request.transaction).add_held(request)
 
-    def remove_held(  # noqa: C901 - the hot path
-        self, request: Request, *, keep_moved: bool = False
-    ) -> AffectedQueues:
+    def remove_held(self, request: Request) -> AffectedQueues:  # noqa: C901 - the hot path
         """Remove a held request. Return the wait queues of its resources, in which waiters may be grantable now.
 
-        `keep_moved`: see `close_specials`.
+        If the request has `details`, the caller must then call `subtrees.close_specials`.
         """
-        uncontended, resources, id_ = self.uncontended, self.resources, request.id
+        uncontended, resources = self.uncontended, self.resources
         affected: AffectedQueues = []
-        del self.held[id_]
+        del self.held[request.id]
         for name in request.exclusive:
             if name in uncontended:
                 del uncontended[name]
                 continue
             resource = resources[name]
             holders = resource.holders  # `LockedResource.remove_holder`: see `add_held`
-            del holders[id_]
+            del holders[request.id]
             if len(holders) in CHECKED_SIZES:
                 compact(holders)
             self.grants -= 1
@@ -260,18 +251,17 @@ class LockTable:
             if resource.wait_queue is not None:
                 affected.append((name, X, None))
             elif not resource.holders:
-                self._remove_resource(name, resource)
+                self.remove_resource(name, resource)
         for name in request.shared:
             resource = resources[name]
-            resource.remove_holder(id_)
+            resource.remove_holder(request.id)
             self.grants -= 1
             if resource.wait_queue is not None:
                 affected.append((name, S, None))
             elif not resource.holders:
-                self._remove_resource(name, resource)
+                self.remove_resource(name, resource)
         if self.specials:
             affected += self._remove_units(request) + self._count_intentions(request, -1)
-            affected += self.close_specials(request, keep_moved=keep_moved)
         if request.transaction is not None:
             transaction = self.transactions[request.transaction]
             transaction.remove_held(request)
@@ -305,13 +295,10 @@ class LockTable:
         return moved
 
     def restore(self, request: Request) -> None:
-        """Add a loaded request in its stored state: as a holder, or at its stored positions in the wait queues."""
-        if request.details is not None:
-            request.details.queue_modes = None  # those of another table, if the same process has loaded the state again
-            if request.details.units or request.details.subtrees:
-                self.open_specials(request, is_bounded=False)
-            else:
-                request.details = None
+        """Add a loaded request in its stored state: as a holder, or at its stored positions in the wait queues.
+
+        The special resources that it names must be open.
+        """
         if request.state is HELD:
             self.add_held(request)
             return
@@ -381,59 +368,6 @@ class LockTable:
 
     # -- Counted resources and subtrees ---------------------------------------------------
 
-    def open_specials(self, request: Request, *, max_queue_entries: float = inf, is_bounded: bool = True) -> bool:
-        """Add the counted resources and the subtrees that a new request names to the table.
-
-        A new subtree gets the intentions of the requests below it. Return False, before all are added, if the wait queues would
-        have more than `max_queue_entries` entries, or if this takes too long and `is_bounded`.
-        """
-        self.detailed += 1
-        details = request.details
-        assert details is not None  # noqa: S101 - what mypy needs to know
-        for name in details.units:
-            resource = self.get_or_create_resource(name)
-            if resource.special is None:
-                resource.special = Counted()
-                self.specials += 1
-        if not details.subtrees:
-            return True
-        new = [name for name in details.subtrees if self.is_new(name)]
-        if (
-            is_bounded
-            and len(new) > 1
-            and len(new) * (len(self.uncontended) + len(self.resources)) > MAX_COMPARED_NAMES
-        ):
-            return False
-        max_cost = MAX_WAITERS_BELOW if is_bounded else inf
-        for name in new:
-            max_cost -= self._open_subtree(name, max_queue_entries - self.queue_entries, max_cost)
-            if max_cost < 0:
-                return False
-        return True
-
-    def open_subtrees(self, subtrees: Collection[str]) -> None:
-        """Add the new ones of these subtrees, before `restore` adds the requests that name them.
-
-        If there are many of them, all requests are read once. Otherwise `restore` opens each alone.
-        """
-        new = [name for name in subtrees if name not in self.subtrees]
-        if len(new) <= MAX_SEPARATE_SUBTREES:
-            return
-        opened: dict[str, Subtree] = {}
-        for name in new:
-            resource = self.subtrees[name] = self.get_or_create_resource(name)
-            resource.special = opened[name] = Subtree()
-            self.specials += 1
-        for request in self.held.values():
-            for subtree, name, mode in _names_below(request, opened):
-                opened[subtree].add(request, [name], mode, 1)
-        waiting: dict[str, dict[int, Request]] = {}
-        for request in self.waiting.values():
-            for subtree, _, _ in _names_below(request, opened):
-                waiting.setdefault(subtree, {})[request.id] = request
-        for subtree, requests in waiting.items():
-            self._add_intentions_of_waiters(subtree, requests.values())
-
     def is_new(self, subtree: str) -> bool:
         """Return whether a request for a subtree must read all locks, because no other request names the subtree."""
         return subtree not in self.subtrees or subtree in self.closing
@@ -471,9 +405,9 @@ class LockTable:
             queue.non_simple_count -= not request.simple
             if queue.is_empty:
                 resource.wait_queue = None
-                # A counted resource stays, because the request may become a holder; if not, see `close_specials`.
+                # A counted resource stays, because the request may become a holder; if not, see `subtrees.close_specials`.
                 if mode != U and not resource.holders:
-                    self._remove_resource(name, resource)
+                    self.remove_resource(name, resource)
         details = request.details
         if details is not None:
             details.queue_modes = None
@@ -483,7 +417,7 @@ class LockTable:
     def hold_units(self, id: int, request: Request, name: str, units: int) -> None:
         """Make a new request, which will get this id, a holder of units of one resource.
 
-        The fast path of `open_specials` and `add_held`, for a request without a transaction, and a resource without waiters.
+        The fast path of `subtrees.open_specials` and `add_held`, for a request without a transaction, and a resource without waiters.
         Does not add the request to `held`.
         """
         resource = self.resources.get(name)
@@ -534,7 +468,7 @@ class LockTable:
             if resource.wait_queue is not None:
                 affected.append((name, U, None))
             elif not resource.holders:
-                self._remove_resource(name, resource)
+                self.remove_resource(name, resource)
         return affected
 
     def is_below_subtree(self, name: str) -> bool:
@@ -634,224 +568,8 @@ class LockTable:
                 request.details = Details()
             request.details.queue_modes = modes
 
-    def _open_subtree(self, subtree: str, max_waiters: float, max_cost: float) -> float:
-        """Add a subtree to the table, with intentions for the locks and the waiting requests below it.
-
-        Return the cost of the waiting requests, for which `MAX_WAITERS_BELOW` is the limit. If there are more than `max_waiters`,
-        or if they cost more than `max_cost`, change nothing, and return infinity.
-        """
-        special, queues = self._read_below(subtree)
-        entries: list[QueueEntry] = []
-        for queue in queues:
-            queue.collect(entries, with_intentions=False)
-        if len(entries) // NAMES_PER_WAITER_BELOW > max_cost:
-            return inf
-        waiting = {entry[2].id: entry[2] for entry in entries}
-        cost = len(waiting) + sum([each.name_count() for each in waiting.values()]) // NAMES_PER_WAITER_BELOW
-        if len(waiting) > max_waiters or cost > max_cost:
-            return inf
-        if subtree in self.closing:  # its numbers are exact, and some waiters below it have intentions
-            left = self.subtrees[subtree].wait_queue
-            if left is not None:
-                self._void_positions(subtree, left, {})  # `Continue`, which was to close it, reads the whole queue
-            self.closing.remove(subtree)
-        else:
-            resource = self.subtrees[subtree] = self.get_or_create_resource(subtree)
-            resource.special = special
-            self.specials += 1
-        self._add_intentions_of_waiters(subtree, waiting.values())
-        return cost
-
-    def _read_below(self, subtree: str) -> tuple[Subtree, list[WaitQueue]]:
-        """Return the numbers of locks below a subtree and examples of them, and the wait queues below it."""
-        # There may be a million names, so the code for each of them is short.
-        special, queues = Subtree(), list[WaitQueue]()
-        is_all, (first, end) = subtree == WHOLE_NAMESPACE, range_below(subtree)
-        names: Collection[str] = self.uncontended
-        if not is_all:
-            names = [name for name in names if first <= name < end]
-        special.examples = {name: (X, self.uncontended[name]) for name in islice(names, MAX_EXAMPLES)}
-        holders = exclusive = 0
-        for name, resource in self.resources.items():
-            if (is_all or first <= name < end) and name != subtree:
-                holders += len(resource.holders)
-                exclusive += resource.exclusive_count
-                if resource.wait_queue is not None:
-                    queues.append(resource.wait_queue)
-                if resource.special is not None and isinstance(resource.special, Counted):
-                    exclusive += resource.special.holders
-                if holders and len(special.examples) < MAX_EXAMPLES:
-                    for holder in islice(resource.holders.values(), 1):
-                        special.examples[name] = resource.holder_mode(name, holder), holder
-        special.shared, special.exclusive = holders - exclusive, exclusive + len(names)
-        return special, queues
-
-    def _add_intentions_of_waiters(self, subtree: str, waiting: Iterable[Request]) -> None:
-        """Make requests, which wait for names below a new subtree, waiters of the subtree."""
-        shared: list[Request] = []
-        exclusive: list[Request] = []
-        for request in waiting:
-            modes = self._modifiable_modes(request)
-            if subtree in modes:
-                continue
-            if _has_name_below(request.exclusive, subtree) or _has_name_below(request.units, subtree):
-                modes[subtree] = IX
-                exclusive.append(request)
-            else:
-                modes[subtree] = IS
-                shared.append(request)
-        self.queue_entries += len(exclusive) + len(shared)
-        for requests, mode in ((shared, IS), (exclusive, IX)):
-            if requests:
-                self.wait_queue(subtree).restore_all(subtree, requests, mode)
-
-    def _modifiable_modes(self, request: Request) -> dict[str, QueueMode]:
-        """Return the modes of a waiting request by queue, to which the caller adds the queue of a subtree.
-
-        The request is no longer `simple`.
-        """
-        if request.details is None:
-            request.details = Details()
-        modes = request.details.queue_modes
-        if modes is None:
-            modes = request.details.queue_modes = dict(request.modes())
-        if request.simple:
-            request.simple = False
-            for name in modes:
-                self.wait_queue(name).non_simple_count += 1
-        return modes
-
-    def close_specials(self, request: Request, *, keep_moved: bool = False) -> AffectedQueues:
-        """Remove the counted resources and the subtrees of a request that has ended, if no other request names them.
-
-        Return the queues of the waiters below the subtrees, which may be grantable now, and the names of the subtrees below
-        which more waiters are left for `close_slice`. The positions of these waiters in the queue of a subtree become void.
-        With `keep_moved` the positions stay, because only the leader knows of all requests that name the subtree, and no
-        waiters are left.
-        """
-        details = request.details
-        if details is None or not (details.units or details.subtrees):
-            return []
-        self.detailed -= 1
-        affected: dict[str, None] = {}
-        for name in details.units:
-            resource = self.resources.get(name)
-            if resource is not None and not resource.holders and resource.wait_queue is None:
-                self._remove_resource(name, resource)
-        for subtree in details.subtrees:
-            resource = self.subtrees.get(subtree)
-            if resource is None or subtree in self.closing:
-                continue
-            if request.transaction is not None:
-                assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
-                resource.special.forget(request.transaction)  # counted again if another request asks
-            queue = resource.wait_queue
-            is_named = resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes()))
-            if is_named or subtree in self.kept_open:
-                continue
-            self.closing.add(subtree)
-            if queue is None or self.close_room > 0 or keep_moved:
-                self._close_slice(subtree, affected, keep_moved=keep_moved)
-            else:  # `Continue` closes it
-                affected[subtree] = None
-            while keep_moved and subtree in self.closing:
-                self._close_slice(subtree, {}, keep_moved=True)
-        return [(name, X, None) for name in affected]
-
-    def _void_positions(self, subtree: str, queue: WaitQueue, affected: dict[str, None]) -> int:
-        """Remove from the queue of a subtree the waiters that a rearrangement has moved in this queue. Return their number.
-
-        Their position in this queue becomes the original one.
-        """
-        moved = [*queue.moved.values()]
-        for waiter in moved:
-            queue.remove(waiter.entry(subtree), waiter.queue_mode(subtree))
-            waiter.move(subtree, (-waiter.priority, waiter.id, waiter))  # its original position
-            self.unmoved.append(waiter)
-            self._remove_intention(waiter, subtree, affected)
-        queue.moved = NO_REQUESTS
-        return len(moved)
-
-    def _remove_intention(self, waiter: Request, subtree: str, affected: dict[str, None]) -> None:
-        """Remove the intention of a waiter that has left the queue of a subtree. Add one of its queues to `affected`.
-
-        One queue is enough: if the waiter is grantable now, it is a candidate in each of its queues, which may be 1,024.
-        """
-        assert waiter.details is not None and waiter.details.queue_modes is not None  # noqa: S101, PT018
-        del waiter.details.queue_modes[subtree]
-        self.queue_entries -= 1
-        affected[next(iter(waiter.queues()))] = None
-
-    def close_slice(self, subtree: str) -> AffectedQueues:
-        """Remove the intentions of some waiters of a subtree that is in `closing`, and the subtree after the last one.
-
-        Return the queues in which these waiters may be grantable now, and the subtree itself if there are more waiters.
-        """
-        self.close_room = MAX_CLOSED_WAITERS
-        affected: dict[str, None] = {}
-        self._close_slice(subtree, affected)
-        return [(name, X, None) for name in affected]
-
-    def _close_slice(self, subtree: str, affected: dict[str, None], *, keep_moved: bool = False) -> None:
-        resource = self.subtrees[subtree]
-        queue = resource.wait_queue
-        removed = 0
-        if queue is not None and not keep_moved:  # all at once: two waiters must not have the same position
-            removed = self._void_positions(subtree, queue, affected)
-        while queue is not None and not queue.is_empty and removed < MAX_CLOSED_WAITERS:
-            for entry in queue.pop_chunk():
-                removed += 1
-                self._remove_intention(entry[2], subtree, affected)
-        self.close_room -= removed
-        if queue is None or queue.is_empty:
-            self._remove_resource(subtree, resource)
-        else:
-            affected[subtree] = None
-
-    # -- Locks below subtrees -------------------------------------------------------------
-
-    def has_conflicting_below(self, subtree: str, special: Subtree, mode: QueueMode, owner: Owner) -> bool:
-        """Return whether another owner than `owner` holds a lock below a subtree that conflicts with `mode`."""
-        if mode == X:
-            return special.shared + special.exclusive > sum(self.own_below(subtree, special, owner))
-        return mode in (S, SIX) and special.exclusive > self.own_below(subtree, special, owner)[1]
-
-    def own_below(self, subtree: str, special: Subtree, owner: Owner) -> tuple[int, int]:
-        """Return the numbers of shared and exclusive locks that an owner holds below a subtree that it names in a request.
-
-        The first call reads all locks of the owner.
-        """
-        if not isinstance(owner, str):  # a request without a transaction never holds and waits
-            return 0, 0
-        own = special.by_transaction.get(owner)
-        if own is None:
-            own = special.by_transaction[owner] = self.locks_below(subtree, special, owner)
-        return own
-
-    def locks_below(self, subtree: str, special: Subtree, owner: Owner) -> tuple[int, int]:
-        """Return the numbers of shared and exclusive locks that an owner holds below a subtree. Reads all locks of the owner.
-
-        Units count as exclusive locks.
-        """
-        transaction = self.transactions.get(owner) if isinstance(owner, str) else None
-        if transaction is None:
-            return 0, 0
-        is_all, (first, end) = subtree == WHOLE_NAMESPACE, range_below(subtree)
-        grants = transaction.grants
-        names = [name for name in grants if (is_all or first <= name < end) and name != subtree]
-        total = sum(grants.values()) if len(names) == len(grants) else sum([grants[name] for name in names])
-        if not special.shared:
-            return 0, total
-        shared = 0
-        for name in [name for name in names if name not in self.uncontended]:
-            resource = self.resources[name]
-            shared += grants[name] - resource.exclusive_count  # if it is not 0, all holders have the same owner
-            if isinstance(resource.special, Counted) and owner in resource.special.by_transaction:
-                shared -= sum([each.owner == owner and name in each.units for each in resource.holders.values()])
-        return shared, total - shared
-
-    def _remove_resource(self, name: str, resource: LockedResource) -> None:
-        """Remove a resource that is neither held nor waited for. A subtree stays until `close_specials`."""
+    def remove_resource(self, name: str, resource: LockedResource) -> None:
+        """Remove a resource that is neither held nor waited for. A subtree stays until `subtrees.close_slice`."""
         if resource.special is None:
             del self.resources[name]
         elif name not in self.subtrees or name in self.closing:
@@ -867,20 +585,3 @@ class LockTable:
         if transaction is None:
             transaction = self.transactions[name] = Transaction()
         return transaction
-
-
-def _names_below(request: Request, subtrees: Container[str]) -> Iterator[tuple[str, str, QueueMode]]:
-    """Yield each subtree of `subtrees` above a name of a request, with the name and its mode."""
-    for name, mode in request.modes():
-        for subtree in possible_subtrees(name):
-            if subtree in subtrees:
-                yield subtree, name, mode
-
-
-def _has_name_below(names: Iterable[str], subtree: str) -> bool:
-    """Return whether one of these names is below a subtree that is not one of them."""
-    first = subtree[:-2]
-    for name in names:  # noqa: SIM110 - there are many calls, most with one name, and `any` takes four times as long
-        if name.startswith(first):
-            return True
-    return False

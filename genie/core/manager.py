@@ -44,6 +44,7 @@ from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
 from genie.core.special import MAX_SEARCHED_LEVELS
+from genie.core.subtrees import close_slice, close_specials, open_specials, open_subtrees
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
     MAX_LISTED_BLOCKERS,
@@ -154,7 +155,7 @@ class LockManager:
                 self.pending_grants[MAX_CONTINUED_QUEUES:],
             )
             for name in [name for name, *_ in affected if name in self.table.closing][:1]:
-                affected += self.table.close_slice(name)
+                affected += close_slice(self.table, name)
             self._grant_waiters(affected, now, events)
         else:
             self._recover(now, events)
@@ -291,12 +292,19 @@ class LockManager:
                     self.adopt(request)
                 else:
                     later.append(request)
-            self.table.open_subtrees(subtrees)
+            open_subtrees(self.table, subtrees)
         for request in later:
             self.adopt(request)
 
     def adopt(self, request: Request) -> None:
         """Add a request in its current state, held or waiting, without granting any other request."""
+        details = request.details
+        if details is not None:
+            details.queue_modes = None  # those of another table, if the same process has loaded the state again
+            if details.units or details.subtrees:
+                open_specials(self.table, request, is_bounded=False)
+            else:
+                request.details = None
         self.table.restore(request)
         if request.deadline < NEVER:
             self.deadlines.add(request.deadline, request.id)
@@ -309,10 +317,11 @@ class LockManager:
         if request.deadline < NEVER:
             self.deadlines.discard(request.deadline, id)
         if request.state is HELD:
-            self.table.remove_held(request, keep_moved=True)
+            self.table.remove_held(request)
         else:
             self.table.dequeue(request)
-            self.table.close_specials(request, keep_moved=True)
+        if request.details is not None:
+            close_specials(self.table, request, keep_moved=True)
 
     def add_outcome(self, id: int, reason: Reason) -> None:
         """Remember the reason of a request that ended before the state was loaded."""
@@ -331,7 +340,7 @@ class LockManager:
         """
         events: list[Event] = []
         if request.details is not None:
-            if not self.table.open_specials(request, max_queue_entries=max_queue_entries):
+            if not open_specials(self.table, request, max_queue_entries=max_queue_entries):
                 self._assign_id(request)
                 self._close_specials(request)
                 return [QueueFull(request, is_opening=True)]
@@ -387,7 +396,7 @@ class LockManager:
                 request.shared, request.exclusive = tuple(taken[S]), tuple(taken[X])
                 if taken[U]:
                     request.details = Details({name: take.units[name] for name in taken[U]})
-                    self.table.open_specials(request)
+                    open_specials(self.table, request)
                 self._grant(request, now)
                 events.append(Taken(request))
                 return
@@ -479,6 +488,8 @@ class LockManager:
         if request is not None:
             self.deadlines.discard(request.deadline, id)
             affected = self.table.remove_held(request)
+            if request.details is not None:
+                affected += close_specials(self.table, request)
             self._end(Released(request, SUCCESS), events)
             if affected:
                 self._grant_waiters(affected, now, events)
@@ -520,6 +531,8 @@ class LockManager:
             if request.state is HELD:
                 self.deadlines.discard(request.deadline, id_)
                 affected = self.table.remove_held(request)
+                if request.details is not None:
+                    affected += close_specials(self.table, request)
                 self._end(Released(request, Reason.TRANSACTION_TIMEOUT), events)
             else:
                 self.deadlines.discard(request.deadline, id_)
@@ -556,6 +569,8 @@ class LockManager:
             elif request.state is HELD:
                 self.deadlines.discard(request.deadline, request.id)
                 affected += self.table.remove_held(request)
+                if request.details is not None:
+                    affected += close_specials(self.table, request)
                 self._end(Released(request, reason), events)
         self._grant_waiters(affected, now, events)
 
@@ -624,7 +639,7 @@ class LockManager:
 
     def _close_specials(self, request: Request) -> None:
         """Remove the subtrees that only `request` named, which has ended without a grant. Waiters below are granted later."""
-        affected = self.table.close_specials(request)
+        affected = close_specials(self.table, request)
         if affected:
             self._leave_for_later(affected)
 

@@ -30,6 +30,7 @@ from genie.core.events import Cycle, Wait
 from genie.core.lock_table import LockTable
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree, contains
+from genie.core.subtrees import locks_below
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS, LockedResource, move_steps
 from genie.lock_modes import CONFLICTS, IS, IX, SIX, QueueMode, S, U, UnitCount, X
 
@@ -451,7 +452,7 @@ class Reduction:
             transaction = self._table.transactions.get(owner) if isinstance(owner, str) else None
             if transaction is not None and transaction.grants:
                 self._budget.spend(1 + len(transaction.grants) // NAMES_PER_STEP)
-                shared, exclusive = self._table.locks_below(room.name, special, owner)
+                shared, exclusive = locks_below(self._table, room.name, special, owner)
                 if shared:
                     self._add_holder(room, owner, IS)
                 if exclusive:

@@ -140,7 +140,7 @@ class Subtree:
         self.exclusive = 0
         """Number of exclusive locks and of locks of units that are held below the subtree: `IX`."""
         self.by_transaction: dict[str, tuple[int, int]] = {}
-        """Of both, those of each transaction that names the subtree in a request, once `LockTable.own_below` has counted them."""
+        """Of both, those of each transaction that names the subtree in a request, once `subtrees.own_below` has counted them."""
         self.examples: dict[str, tuple[QueueMode, Request]] = {}
         """At most `MAX_EXAMPLES` of these locks, to describe blockers: by name, the mode and a holder."""
 

@@ -14,6 +14,7 @@ from genie.core.grant import units_fit
 from genie.core.lock_table import LockTable, Transaction
 from genie.core.model import HELD, QueueEntry, Request
 from genie.core.special import Subtree, contains
+from genie.core.subtrees import has_conflicting_below, own_below
 from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, Mode, QueueMode, S, U, X, is_subtree
 
 MAX_LISTED_BLOCKERS = 10
@@ -183,8 +184,8 @@ def _count_unlisted(table: LockTable, request: Request) -> int:
     count = 0
     for name, mode in request.queue_modes():
         special = table.resources[name].special
-        if isinstance(special, Subtree) and table.has_conflicting_below(name, special, mode, request.owner):
-            shared, exclusive = table.own_below(name, special, request.owner)
+        if isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, request.owner):
+            shared, exclusive = own_below(table, name, special, request.owner)
             blocking = [IX] if mode in (S, SIX) else [IS, IX]
             total = special.exclusive - exclusive + (special.shared - shared if IS in blocking else 0)
             listed = [

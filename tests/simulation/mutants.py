@@ -534,7 +534,7 @@ MUTANTS = [
     Mutant(
         "subtrees ignore the locks below them",
         "core/grant.py",
-        "    return held or (isinstance(special, Subtree) and table.has_conflicting_below(name, special, mode, owner))",
+        "    return held or (isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, owner))",
         "    return held",
         first=FIRST_LOCK_KINDS_SEED,
     ),

@@ -51,8 +51,8 @@ MUTANTS = [
     ),
     Mutant(
         "intentions are kept after the subtree",
-        "core/lock_table.py",
-        "        del waiter.details.queue_modes[subtree]\n",
+        "core/subtrees.py",
+        "    del waiter.details.queue_modes[subtree]\n",
         "",
     ),
     Mutant(
@@ -75,9 +75,9 @@ MUTANTS = [
     ),
     Mutant(
         "a follower drops the positions in the queue of a subtree",
-        "core/lock_table.py",
-        "        if queue is not None and not keep_moved:",
-        "        if queue is not None:",
+        "core/subtrees.py",
+        "    if queue is not None and not keep_moved:",
+        "    if queue is not None:",
     ),
 ]
 

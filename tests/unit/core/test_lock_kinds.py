@@ -25,7 +25,7 @@ from genie.core import (
     Recover,
     Release,
     Request,
-    lock_table,
+    subtrees,
 )
 from genie.core.invariants import find_violations
 from genie.core.model import State, details_of
@@ -306,7 +306,7 @@ def test_a_follower_has_the_state_of_the_leader_after_each_batch(seed: int) -> N
     A batch opens its new subtrees together, or each alone.
     """
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(lock_table, "MAX_SEPARATE_SUBTREES", seed % 3)
+        patches.setattr(subtrees, "MAX_SEPARATE_SUBTREES", seed % 3)
         follow(seed)
 
 

@@ -20,7 +20,7 @@ from genie.core import (
     QueueFull,
     Release,
     Request,
-    lock_table,
+    subtrees,
     wait_queue,
 )
 from genie.core.deadlock import waiting_owners_below
@@ -99,27 +99,27 @@ def load(manager: LockManager, requests: list[Request], replaced: Sequence[int] 
 def test_loaded_subtrees_do_not_read_all_names_each() -> None:
     """A new leader may load thousands of subtrees beside a million names."""
 
-    def instructions(subtrees: int) -> int:
+    def instructions(count: int) -> int:
         original, loaded = LockManager(), LockManager()
         for number in range(NAMES):
             step(original, f"{number % 200}/{number}")
-        for number in range(subtrees):
+        for number in range(count):
             step(original, f"other/{number}/**")
         held = list(original.table.held.values())
         work = load(loaded, held)  # the subtrees are the last ones
-        assert len(loaded.table.subtrees) == subtrees
+        assert len(loaded.table.subtrees) == count
         return work
 
     assert (instructions(200) - instructions(100)) / 100 < NAMES / 2  # not even one for each name
 
 
 def test_a_batch_reads_all_names_once_for_all_its_subtrees() -> None:
-    def instructions(subtrees: int) -> int:
+    def instructions(count: int) -> int:
         original, loaded = LockManager(), LockManager()
         for number in range(NAMES):
             step(original, f"{number % 200}/{number}")
         load(loaded, list(original.table.held.values()))
-        new = [step(original, shared=(f"{number}/**",)) for number in range(subtrees)]
+        new = [step(original, shared=(f"{number}/**",)) for number in range(count)]
         return load(loaded, new)
 
     assert (
@@ -161,7 +161,7 @@ def test_the_locks_of_a_transaction_are_counted_only_once() -> None:
 
 
 def test_a_request_for_a_subtree_with_too_many_waiters_below_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_WAITERS_BELOW", 10)
+    monkeypatch.setattr(subtrees, "MAX_WAITERS_BELOW", 10)
     manager = LockManager()
     for number in range(12):
         step(manager, f"a/{number % 2}")
@@ -182,7 +182,7 @@ def test_a_request_for_a_subtree_with_too_many_waiters_below_is_rejected(monkeyp
 
 
 def test_waiters_with_many_names_below_a_new_subtree_count_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_WAITERS_BELOW", 10)
+    monkeypatch.setattr(subtrees, "MAX_WAITERS_BELOW", 10)
     manager = LockManager()
     names = ["a/0", *(f"b/{number}" for number in range(39))]  # those outside the subtree are read, too
     step(manager, *names)
@@ -224,7 +224,7 @@ def test_the_waiters_below_a_new_subtree_count_as_entries_of_the_wait_queues() -
 
 
 def test_a_request_for_many_subtrees_over_many_names_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_COMPARED_NAMES", 100)
+    monkeypatch.setattr(subtrees, "MAX_COMPARED_NAMES", 100)
     manager = LockManager()
     for number in range(40):
         step(manager, f"a/{number}")
@@ -240,7 +240,7 @@ def test_a_request_for_many_subtrees_over_many_names_is_rejected(monkeypatch: py
 
 
 def test_the_waiters_below_a_released_subtree_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 20)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
     counter = InstructionCounter()
     manager = counter.manager
@@ -259,7 +259,7 @@ def test_the_waiters_below_a_released_subtree_are_read_in_slices(monkeypatch: py
 
 
 def test_waiters_for_the_same_name_are_read_in_slices_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 20)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
     manager = LockManager()
     subtree = step(manager, "a/**")
@@ -271,7 +271,7 @@ def test_waiters_for_the_same_name_are_read_in_slices_too(monkeypatch: pytest.Mo
 
 
 def test_a_subtree_is_requested_again_while_the_waiters_below_it_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 20)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
     manager = LockManager()
     subtree = step(manager, "a/**")
@@ -338,7 +338,7 @@ def test_few_waiters_have_moved_in_the_queue_of_a_subtree(monkeypatch: pytest.Mo
 
 
 def test_the_end_of_a_subtree_lock_reads_few_of_the_waiters_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 20)
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 20)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
 
     def instructions(waiters: int) -> int:
@@ -356,14 +356,14 @@ def test_the_end_of_a_subtree_lock_reads_few_of_the_waiters_below(monkeypatch: p
 
 def test_subtree_locks_that_end_together_share_the_room_to_read_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session with a thousand locks of subtrees ends, and a thousand requests wait below each."""
-    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 50)
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 50)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 20)
     manager = LockManager()
     manager.table.close_room = 50
-    subtrees = [step(manager, f"{number}/**") for number in range(10)]
+    locked = [step(manager, f"{number}/**") for number in range(10)]
     waiters = [step(manager, f"{number % 10}/{number}") for number in range(400)]
     entries = manager.table.queue_entries
-    manager.step(Disconnect(subtrees), 0)
+    manager.step(Disconnect(locked), 0)
     assert entries - manager.table.queue_entries < 200
     assert len(manager.table.closing) > 5
     check(manager)
@@ -375,7 +375,7 @@ def test_subtree_locks_that_end_together_share_the_room_to_read_waiters(monkeypa
 
 
 def test_whatever_happens_while_subtrees_are_closed_the_state_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 1)
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 1)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 2)
     closing = 0
     for seed in range(30):
