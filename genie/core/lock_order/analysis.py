@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import Final
 
 from genie.core.context import shown_context
+from genie.core.lock_order.budget import CHARS_PER_STEP, MAX_STEPS, SEARCHED_NAMES_PER_STEP
 from genie.core.lock_order.classes import MAX_NAMES, LockClass, LockClasses, Rule
 from genie.core.lock_order.edges import (
     ANY_DESCENDING,
@@ -34,9 +35,6 @@ MAX_WAITING_REQUESTS: Final = 32
 transaction is granted."""
 MAX_SEARCHED_NAMES: Final = 64
 """Maximum number of held names, the first ones, that are compared with a subtree that a transaction asks for."""
-MAX_GRANT_STEPS: Final = 4_096
-"""Steps of the analysis after which the other grants of the same time are not analysed: one release can grant a thousand
-locks, each to a transaction with 32 waiting requests of 32 names."""
 
 
 class LockOrder:
@@ -72,7 +70,7 @@ class LockOrder:
         if unix_ms != self._granted_unix_ms:
             self._granted_unix_ms = unix_ms
             budget.search_steps = budget.steps = 0
-        if budget.steps >= MAX_GRANT_STEPS:
+        if budget.steps >= MAX_STEPS:
             self.dropped += 1
             return
         held = HeldClasses(self.classes)
@@ -81,7 +79,7 @@ class LockOrder:
         held.guards = self._held_classes(transaction).guards | held.guards
         budget.is_exceeded |= len(transaction.waiting) > MAX_WAITING_REQUESTS
         for waiting in islice(transaction.waiting.values(), MAX_WAITING_REQUESTS):
-            if budget.steps >= MAX_GRANT_STEPS:
+            if budget.steps >= MAX_STEPS:
                 budget.is_exceeded = True
                 break
             if waiting is not request:
@@ -165,18 +163,20 @@ class LockOrder:
                 asked_classes[cls.id] = Members(cls, name, exclusive)
             else:
                 asked.add(name, exclusive)
+                self._budget.steps += len(name) // CHARS_PER_STEP
         return asked_classes.values()
 
     def _holds_exclusive(self, transaction: Transaction, name: str) -> bool:
         """Return whether a transaction holds the exclusive lock of a name.
 
-        If it has too many requests to search, assume that it does.
+        If it has too many requests or names to search, assume that it does.
         """
-        if len(transaction.held) > MAX_HELD_REQUESTS:
-            self._budget.is_exceeded = True
+        budget, requests = self._budget, transaction.held.values()
+        if len(requests) > MAX_HELD_REQUESTS or budget.steps >= MAX_STEPS:
+            budget.is_exceeded = True
             return True
-        self._budget.steps += len(transaction.held)
-        return any(name in request.exclusive for request in transaction.held.values())
+        budget.steps += len(requests) + sum([len(each.exclusive) for each in requests]) // SEARCHED_NAMES_PER_STEP
+        return any(name in request.exclusive for request in requests)
 
     def _record(self, held: LockClass, asked: LockClass, flags: int, guards: Guards, example: Example) -> None:
         """Count an edge. If it is new, or has fewer guards than before, search for inversions."""

@@ -9,7 +9,7 @@ from enum import StrEnum
 from itertools import islice
 from typing import Final
 
-from genie.core.lock_order.budget import Budget
+from genie.core.lock_order.budget import CLASSIFIED_CHARS_PER_STEP, Budget
 from genie.core.lock_order.names import DIGITS, mask
 from genie.core.model import Request
 from genie.lock_modes import S
@@ -97,6 +97,7 @@ class LockClasses:
                 self.budget.is_exceeded = True
             elif cls.treatment is not Treatment.IGNORED:
                 classified.append((cls, name, exclusive != S))
+        self.budget.steps += len(classified)
         return classified
 
     def _classify(self, name: str, stem: str) -> LockClass | None:
@@ -108,6 +109,7 @@ class LockClasses:
             return self._by_whole_name[name]
         if stem != name and stem in self._by_stem:
             return None
+        self.budget.steps += len(name) // CLASSIFIED_CHARS_PER_STEP
         class_name, treatment = mask(name), Treatment.CHECKED
         for pattern, rule in self._rules:
             if pattern.fullmatch(name):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+from genie.core.lock_order.budget import CHARS_PER_STEP, MAX_STEPS
 from genie.core.lock_order.classes import LockClass, LockClasses
 from genie.core.lock_order.edges import DESCENDING, NUMBER_DESCENDING, Guards
 from genie.core.lock_order.names import precedes_by_number
@@ -79,16 +81,23 @@ class HeldClasses:
     def update(self, requests: dict[int, Request]) -> None:
         """Include the held requests that were added since the last call, at most the first `MAX_HELD_REQUESTS` of them.
 
-        If there are more, they are skipped, and the budget is marked as exceeded.
+        If there are more, or if they take too many steps, they are skipped, and the budget is marked as exceeded.
         """
-        missing = len(requests) - self._request_count
-        if missing > MAX_HELD_REQUESTS:
-            self.classes.budget.is_exceeded = True
-        # From the end of the dict: from its start, all earlier requests would be iterated over again.
-        added = list(islice(reversed(requests.values()), missing))
-        for request in islice(reversed(added), MAX_HELD_REQUESTS):
-            self.include(request)
+        budget, missing = self.classes.budget, len(requests) - self._request_count
         self._request_count = len(requests)
+        if missing == 1:  # the usual case
+            self.include(next(reversed(requests.values())))
+            return
+        if missing == len(requests):
+            added: Iterable[Request] = requests.values()
+        else:  # from the end of the dict: from its start, all earlier requests would be iterated over again
+            added = reversed(list(islice(reversed(requests.values()), missing)))
+        budget.is_exceeded |= missing > MAX_HELD_REQUESTS
+        for request in islice(added, MAX_HELD_REQUESTS):
+            if budget.steps >= MAX_STEPS:
+                budget.is_exceeded = True
+                break
+            self.include(request)
 
     def include(self, request: Request) -> None:
         """Add the first names of a held request."""
@@ -98,6 +107,7 @@ class HeldClasses:
             members = self.by_id.get(cls.id)
             if members is not None:
                 members.add(name, exclusive)
+                self.classes.budget.steps += len(name) // CHARS_PER_STEP
             elif len(self.by_id) < MAX_HELD_CLASSES:
                 members = self.by_id[cls.id] = Members(cls, name, exclusive)
             else:

@@ -12,6 +12,9 @@ _TOKEN: Final = r"(?<![0-9A-Za-z])(?=[A-Za-z]*[0-9])(?:[0-9A-Fa-f]{8,}|[0-9A-Za-
 _VARYING: Final = re.compile(f"{_UUID}|{_TOKEN}|[0-9]+")
 _NUMBER: Final = re.compile("([0-9]+)")
 
+MAX_COMPARED_NUMBERS: Final = 16
+"""Maximum number of numbers of a name, the first ones, that are compared as numbers. A name may have 256 of them."""
+
 
 def mask(name: str) -> str:
     """Return a name with `*` in place of the parts that vary: `accounts/*` for `accounts/42`."""
@@ -32,7 +35,10 @@ def precedes_by_number(name: str, other: str) -> bool:
 
 
 def _number_key(name: str) -> tuple[list[Any], str]:
-    """Return a sort key that compares the digits of a name as numbers: the texts and numbers of the name, alternating."""
-    parts: list[Any] = _NUMBER.split(name)
+    """Return a sort key that compares the digits of a name as numbers: the texts and numbers of the name, alternating.
+
+    The numbers after the first `MAX_COMPARED_NUMBERS` are part of the last text.
+    """
+    parts: list[Any] = _NUMBER.split(name, MAX_COMPARED_NUMBERS)
     parts[1::2] = map(int, parts[1::2])
     return parts, name
