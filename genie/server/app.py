@@ -33,9 +33,9 @@ from genie.server.machine import Machine
 from genie.server.namespace import Namespace
 from genie.server.pauses import PauseDetector
 from genie.server.peer import CommandHandler
-from genie.server.slow_turns import SlowTurns
 from genie.server.systemd import SystemdNotifier
 from genie.server.tls import make_tls_contexts
+from genie.server.turns import IterationTurns
 from genie.server.unread_output import UnreadOutput
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Node, Store, UnknownFormat, UnsafeStore, this_node
@@ -84,7 +84,7 @@ class Server:
         self._ready = asyncio.Event()
         """Set when a namespace knows its leader, or has failed."""
         stores = make_stores(settings) if store is None else [store]
-        slow_turns = SlowTurns() if len(settings.namespaces) > 1 else None
+        turns = IterationTurns()
         self.namespaces = {
             name: Namespace(
                 name,
@@ -93,9 +93,9 @@ class Server:
                 self._machine,
                 admission=self.connections,
                 ready=self._ready,
+                turns=turns,
                 lock_order=make_lock_order(settings, lock_orders.get(name)),
                 history=make_history(settings, name),
-                slow_turns=slow_turns,
             )
             for name, store in zip(settings.namespaces, stores, strict=True)
         }

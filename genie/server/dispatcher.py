@@ -59,6 +59,7 @@ from genie.server.sessions import (
 )
 from genie.server.state_size import StateSize
 from genie.server.takeovers import TAKEN_OVER, Takeovers
+from genie.server.turns import IterationTurns
 from genie.server.watch_events import WatchEvents
 from genie.server.watches import WatchRegistry
 from genie.storage.store import Batch, RetainedReply, snapshot_of
@@ -94,6 +95,9 @@ MANY_NAMES = 1_000
 """Number of names of a request whose release is an expensive command, and of locked names that make a request for a subtree a
 slow command."""
 
+MANY_NAMES_S = 0.003
+"""Seconds for which the release of more than `MANY_NAMES` uncontended names counts. Its duration is not measured."""
+
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
@@ -120,6 +124,7 @@ class Dispatcher:
         stats: Stats,
         outcome: BatchOutcome,
         recorder: Recorder | None = None,
+        turns: IterationTurns | None = None,
         *,
         namespace: str = NAMESPACE,
     ) -> None:
@@ -135,6 +140,7 @@ class Dispatcher:
         self.notifier = Notifier(manager, self.sessions, self.size, self.watch_events, stats, outcome, recorder)
         self.limits = RequestLimits(manager, self.size, limits)
         self._namespace = namespace
+        self._turns = turns or IterationTurns()
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
         self._ended_count = 0
         """Number of sessions, of their locks and of their retained replies that have ended in this batch."""
@@ -144,19 +150,33 @@ class Dispatcher:
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Continue pending grants, end expired requests and sessions, and send waiting watch events."""
-        if self.manager.pending_grants:
-            self.notifier.handle_events(self._step(core.Continue(), now), now)
+        """Continue pending grants, end expired requests and sessions, and send waiting watch events: a slice of each that has
+        its turn.
+        """
+        manager, events, turns, caller = self.manager, self.watch_events, self._turns, id(self)
+        if manager.pending_grants:
+            turns.run_slice((caller, "grants"), self._continue_grants, now)
+        if manager.deadlines.next <= now:
+            turns.run_slice((caller, "requests"), self._expire_requests, now)
+        if self.sessions.deadlines.next <= now:
+            turns.run_slice((caller, "sessions"), self._expire_sessions, now)
+        if events.waiting:
+            turns.run_slice((caller, "watch events"), events.send_waiting)
+        if manager.pending_grants or events.waiting:
+            manager.deadlines.soonest = 0.0  # again, because the search for deadlines has replaced it
+
+    def _continue_grants(self, now: float) -> None:
+        self.notifier.handle_events(self._step(core.Continue(), now), now)
+
+    def _expire_requests(self, now: float) -> None:
         self.notifier.handle_events(self._step(_EXPIRE, now), now)
-        if self.manager.pending_grants:
-            self.manager.deadlines.soonest = 0.0  # again, because the search for deadlines has replaced it
+
+    def _expire_sessions(self, now: float) -> None:
         self._ended_count = 0
         for session in self.sessions.expired(now, MAX_EXPIRED_SESSIONS):
             self._ended_count += 1 + len(session.retained_replies or ())
             if not self._end_session(session, now) or self._ended_count >= MAX_EXPIRED_SESSIONS:
                 break  # the rest of this session, and the other sessions, end in the next batch
-        if self.watch_events.waiting:
-            self.watch_events.send_waiting()  # last, because the search for deadlines replaces `soonest`, which this may set
 
     def recover(self, replies: Iterable[RetainedReply], now: float) -> None:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
@@ -260,7 +280,7 @@ class Dispatcher:
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
                         if time.monotonic() - begun > EXPENSIVE_S:
-                            return next(items, None)
+                            return self._after_expensive(begun, items)
                         continue
                 if history is not None:
                     history.append(item)
@@ -284,7 +304,7 @@ class Dispatcher:
                             _log_forced_release(event.request, principal)
                         notifier.handle_events(events, now, connection, command.ref)
                         if time.monotonic() - begun > EXPENSIVE_S:
-                            return next(items, None)
+                            return self._after_expensive(begun, items)
                         continue
                     request = event.request
                 if history is not None:
@@ -316,7 +336,7 @@ class Dispatcher:
                     if len(events) > 1:  # the release granted waiting requests
                         notifier.handle_events(events[1:], now, connection)
                     if time.monotonic() - begun > EXPENSIVE_S:
-                        return next(items, None)
+                        return self._after_expensive(begun, items)
             elif type(command) is Bye:
                 is_finished = self._handle_bye(now, connection, command)
                 if is_finished:
@@ -327,8 +347,17 @@ class Dispatcher:
                 if self._execute_other(now, connection, command, may_be_slow):
                     return item
                 if time.monotonic() - begun > EXPENSIVE_S:
-                    return next(items, None)
+                    return self._after_expensive(begun, items)
         return None
+
+    def _after_expensive(self, begun: float, items: Iterator[Item]) -> Item | None:
+        """Return the item that must wait because an expensive command has been executed, if there is one.
+
+        The command began at `begun`, -inf if this was not measured. Its duration is added to the iteration here, because a
+        command that is executed immediately is not part of a batch.
+        """
+        self._turns.spend(MANY_NAMES_S if begun == -inf else time.monotonic() - begun)
+        return next(items, None)
 
     def _drain_detached(self, now: float, connection: Peer, items: Iterator[Item]) -> None:
         """Ignore the commands of a detached connection, but handle the end of its input."""

@@ -12,7 +12,7 @@ from genie.roles import Following, Role, Starting, StoreUnavailable
 from genie.server.peer import CommandHandler, Input, Item, Peer
 from genie.server.rejections import reject_item
 from genie.server.scheduler import CommandScheduler
-from genie.server.slow_turns import SlowTurns
+from genie.server.turns import IterationTurns
 
 if TYPE_CHECKING:
     from genie.observability.stats import Stats
@@ -33,13 +33,13 @@ class FollowerHandler:
         namespace: str,
         max_bytes: int,
         read_role: Callable[[], Role],
-        slow_turns: SlowTurns | None = None,
+        turns: IterationTurns | None = None,
     ) -> None:
         self._stats = stats
         self._namespace = namespace
         self._read_role = read_role
         """Returns the role of this server, which the error of each rejected command names."""
-        self._scheduler = CommandScheduler(max_bytes, slow_turns)
+        self._scheduler = CommandScheduler(max_bytes, turns or IterationTurns())
         self._scheduled: asyncio.Handle | None = None
         """The scheduled rejection of the next batch. None if no commands are queued."""
         self._leader_handler: CommandHandler | None = None

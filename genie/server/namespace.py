@@ -29,7 +29,7 @@ from genie.server.machine import Machine
 from genie.server.monitor import Monitor
 from genie.server.peer import CommandHandler, InternalClient
 from genie.server.pipeline import Pipeline
-from genie.server.slow_turns import SlowTurns
+from genie.server.turns import IterationTurns
 from genie.storage.store import Batch, LeadershipLost, Node, StateMachine, Store, StoreMemory
 from genie.tasks import cancel_and_wait
 
@@ -50,6 +50,7 @@ class Namespace:
 
     `admission` contains all connections of the server. A connection belongs to this namespace if its handler is the
     pipeline or the follower's handler of this namespace. `ready` is set as soon as the leader is known.
+    `turns` are those of the server.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class Namespace:
         machine: Machine,
         admission: AdmissionControl[Connection],
         ready: asyncio.Event,
+        turns: IterationTurns,
         lock_order: LockOrder | None = None,
         history: History | None = None,
-        slow_turns: SlowTurns | None = None,
     ) -> None:
         # More than 16 fields: the arguments, and the state of the role, which changes in this class only.
         self.name = name
@@ -93,11 +94,11 @@ class Namespace:
         self._settings = settings
         self._machine = machine
         self._admission = admission
-        self._slow_turns = slow_turns
+        self._turns = turns
         self._ready = ready
         self._internal_clients: set[InternalClient] = set()
         """The clients inside this process that wait for a reply."""
-        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role, slow_turns)
+        self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role, self._turns)
         self._leadership_lost = asyncio.Event()
         """Set when this server has lost leadership, and cleared when it leads again."""
         self._failure: BaseException | None = None
@@ -331,7 +332,7 @@ class Namespace:
             lease_s=settings.lease,
             store_timeout_s=settings.store_timeout_ms / 1000,
             recorder=None if self.history is None else self.history.start_recorder(manager),
-            slow_turns=self._slow_turns,
+            turns=self._turns,
         )
 
     async def _wait_until_leadership_ends(self) -> None:

@@ -22,7 +22,7 @@ from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, Input, Item, Peer
 from genie.server.scheduler import CHUNK, CommandScheduler
 from genie.server.sessions import Outbound
-from genie.server.slow_turns import SlowTurns
+from genie.server.turns import IterationTurns
 from genie.server.unavailable import Rejecter
 from genie.storage.store import Batch, RetainedReply, Store
 
@@ -45,10 +45,9 @@ it."""
 class DeferredEvents:
     """Sends watch events a little later, so that a watcher is sent several events in one write."""
 
-    def __init__(self, slow_turns: SlowTurns | None) -> None:
-        """`slow_turns` are shared with the other namespaces of the server; None if it has only one."""
+    def __init__(self, turns: IterationTurns) -> None:
         self._loop = asyncio.get_running_loop()
-        self._slow_turns = slow_turns
+        self._turns = turns
         self._connections: dict[Outbound, bool] = {}
         """Connections with deferred watch events, and whether each connection is closed after its events are sent."""
 
@@ -72,10 +71,8 @@ class DeferredEvents:
 
     def _flush(self) -> None:
         """Send the deferred watch events of some connections. Schedule the others for the next iteration of the event loop."""
-        if self._slow_turns is None:
-            self._flush_some()
-        else:
-            self._slow_turns.run_slice(self, self._flush_some)
+        self._turns.enter(id(self))
+        self._turns.run_slice(id(self), self._flush_some)
         if self._connections:
             self._loop.call_soon(self._flush)
 
@@ -114,18 +111,19 @@ class Pipeline:
         lease_s: float = 3.0,
         store_timeout_s: float = 2.0,
         recorder: Recorder | None = None,
-        slow_turns: SlowTurns | None = None,
+        turns: IterationTurns | None = None,
     ) -> None:
         # More than 16 fields, because each read from a client checks several of them: a field of a field takes two look-ups.
         self.manager = manager
         self._clock = clock
         self._on_leadership_lost = on_leadership_lost
         self._loop = asyncio.get_running_loop()
-        self._scheduler = CommandScheduler(limits.max_pending, slow_turns)
+        self._turns = turns or IterationTurns()
+        self._scheduler = CommandScheduler(limits.max_pending, self._turns)
         self._light, self._busy, self._slow = self._scheduler.light, self._scheduler.busy, self._scheduler.slow
         """The scheduler's queues of connections; references, because every read from a client checks them."""
         self._outcome = BatchOutcome(manager.next_id, durable=store.durable)
-        self._dispatcher = Dispatcher(manager, limits, stats, self._outcome, recorder, namespace=namespace)
+        self._dispatcher = Dispatcher(manager, limits, stats, self._outcome, recorder, self._turns, namespace=namespace)
         self._store = store
         self._commits = Commits(store, manager, stats, lease_s=lease_s, store_timeout_s=store_timeout_s)
         self._ticker = self._loop.call_later(self._commits.tick_s, self._on_tick) if store.durable else None
@@ -136,8 +134,7 @@ class Pipeline:
         self._is_expiry_due = False
         """True if a deadline has passed, so that the next batch ends requests or sessions."""
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
-        self._deferred = DeferredEvents(slow_turns)
-        self._slow_turns = slow_turns
+        self._deferred = DeferredEvents(self._turns)
         self._only_connection: Peer | None = None
         """The connection that submitted last, if its input was executed immediately. If the next input is also from this
         connection, it is the only active one. None after `stop`."""
@@ -171,6 +168,7 @@ class Pipeline:
             and not isinstance(items, UnsplitLines)
             and len(items) <= CHUNK
             and not connection.input_queue
+            and not self._turns.is_exhausted
         ):
             if connection is self._only_connection:
                 self._execute_now(connection, items, is_only=True)
@@ -272,10 +270,9 @@ class Pipeline:
             self._batch_at = now = self._clock()
             dispatcher = self._dispatcher
             if self._is_expiry_due:
-                if self._slow_turns is None:
-                    self._expire()
-                else:  # if there is no time, the timer is set again after the batch
-                    self._slow_turns.run_slice(self, self._expire)
+                self._is_expiry_due = False
+                self._turns.enter(id(self._scheduler))
+                dispatcher.expire(now)  # what has to wait sets the timer again, after the batch
             self._scheduler.run_batch(partial(dispatcher.execute, now), self._execute_slow)
             if self._outcome.durable:
                 self._finish_batch(now)
@@ -286,11 +283,6 @@ class Pipeline:
             return
         if self._light or self._busy or self._slow:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
-
-    def _expire(self) -> None:
-        """End expired requests and sessions, in the batch that runs."""
-        self._is_expiry_due = False
-        self._dispatcher.expire(self._batch_at)
 
     def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
         """Execute a command that may be slow, in the batch that runs."""

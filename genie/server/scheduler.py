@@ -14,11 +14,10 @@ Many new connections may each send one expensive command, such as a request that
 connections are left after a batch, the next batch begins with the connections of principals whose turns have not exceeded
 the quantum recently. The other principals take turns.
 
-A batch executes at most one slow command, at its end, and all namespaces of a server together execute one in an iteration of
-the event loop. After a slow command that took long, some batches execute none: so the commands that have arrived meanwhile are
-read and answered before the next one. The principals take turns. A slow command is parked while its client does not read messages. A session with
-many requests ends in slices, which are queued like slow commands. The ends of all sessions together take turns like one more
-principal, because other clients wait for the locks. The state of a resumed session is also sent in slices.
+A batch executes at most one slow command, at its end, and `turns.py` decides whether one may begin. The principals take turns. A
+slow command is parked while its client does not read messages. A session with many requests ends in slices, which are queued
+like slow commands. The ends of all sessions together take turns like one more principal, because other clients wait for the
+locks. The state of a resumed session is also sent in slices.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ from sys import maxsize
 
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines, mark_long
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
-from genie.server.slow_turns import RESTING_BATCHES, SlowTurns
-
-BATCH_S = 0.005
-"""Time limit of one batch, in seconds. A turn that exceeds the limit is completed."""
+from genie.server.turns import BATCH_S, SHORT_S, IterationTurns
 
 QUANTUM_S = 0.0005
 """Time limit of one turn of a connection, in seconds. A chunk that exceeds the limit is completed."""
@@ -61,9 +57,6 @@ CHUNK = 32
 HEAVY_S = 0.5
 """A connection that stays busy for longer than this has used 5 ms or more for a turn. Each of its chunks is one command."""
 
-LONG_S = 0.005
-"""A slow command that takes longer than this many seconds is followed by `RESTING_BATCHES` batches without a slow command."""
-
 CHUNK_BYTES = 4 << 10
 """A chunk of long commands has fewer commands, about this many bytes: a command with thousands of resources takes long."""
 
@@ -87,12 +80,12 @@ class CommandScheduler:
     What was read before the pause is queued, so that the total exceeds `max_bytes` by at most one read of each connection.
     """
 
-    def __init__(self, max_bytes: int, slow_turns: SlowTurns | None = None) -> None:
-        """`slow_turns` are shared with the other namespaces of the server; None if it has only one."""
+    def __init__(self, max_bytes: int, turns: IterationTurns) -> None:
+        """`turns` are shared with the other namespaces of the server."""
         self.bytes = 0
         """Bytes of all queued commands. The commands that the current batch has executed are subtracted at its end."""
         self._max_bytes = max_bytes
-        self._slow_turns = slow_turns
+        self._turns = turns
         self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
         self.light: deque[Peer] = deque()
         """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never
@@ -104,8 +97,6 @@ class CommandScheduler:
         next."""
         self._overruns: dict[str | None, float] = {}
         """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
-        self._resting = 0
-        """Number of the next batches that execute no slow command: see `LONG_S`. `SlowTurns` counts iterations instead."""
         self._left_light = False
         """True if the last batch has left light connections."""
         self._parked: dict[Peer, None] = {}
@@ -191,20 +182,31 @@ class CommandScheduler:
         """Run queued commands up to the limits of one batch: of light connections, of busy connections, and a slow command.
 
         Busy connections that had commands at the start of the batch get at least one turn. Without `execute_slow`,
-        `execute` never stops before a slow command.
+        `execute` never stops before a slow command. Nothing is run if the batch must wait for its turn.
         """
-        now = self._clock()
-        end = now + (BATCH_S if self._slow_turns is None else self._slow_turns.share(BATCH_S))
-        self._room = MAX_BATCH
-        busy = self.busy
-        is_busy_turn_due = len(busy) > 0  # one turn, even if the limits of the batch are reached
-        if self._overruns and self._left_light:
-            self._order_light(now)
-        now = self._run_light(execute, now, end)
-        while busy and (is_busy_turn_due or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
-            now = self._run_turn(busy.popleft(), execute, now)
-            is_busy_turn_due = False
-        if self.slow and execute_slow is not None and self._take_slow_turn():
+        turns = self._turns
+        limit_s = turns.begin_batch(id(self)) if turns.is_active else BATCH_S
+        if limit_s:
+            spent_s = turns.spent_s
+            started = now = self._clock()
+            end = now + limit_s
+            self._room = MAX_BATCH
+            busy = self.busy
+            due_turns = len(busy)  # if not 0, one turn even if the limits of the batch are reached
+            if self._overruns and self._left_light:
+                self._order_light(now)
+            now = self._run_light(execute, now, end)
+            while busy and (due_turns or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
+                if turns.is_exhausted:  # by a command of a light connection: the next batch begins with this turn
+                    self.light.appendleft(busy.popleft())
+                    self._left_light = False  # so that it does not change the order
+                    break
+                now = self._run_turn(busy.popleft(), execute, now)
+                due_turns = 0
+            turns.spent_s = spent_s + now - started  # with the expensive commands, which were added already
+            if turns.spent_s > SHORT_S:
+                turns.spend(0.0)
+        if self.slow and execute_slow is not None and turns.begin_slow(id(self)):
             self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
         self._finished_bytes = 0
@@ -305,7 +307,7 @@ class CommandScheduler:
         if connection is None:
             return
         items, count, size = connection.input_queue.popleft()
-        item, started = next(items), self._clock()
+        item, started, spent_s = next(items), self._clock(), self._turns.spent_s
         unfinished = execute_slow(connection, iter((item,)))
         if unfinished is not None:
             connection.input_queue.appendleft((items, count - 1, size))
@@ -317,22 +319,10 @@ class CommandScheduler:
             self._count_finished(connection, size)
         if (now := self._clock()) - started >= QUANTUM_S:
             self._record_overrun(connection, started, now)
-        if now - started >= LONG_S:
-            if self._slow_turns is None:
-                self._resting = RESTING_BATCHES
-            else:
-                self._slow_turns.rest()
+        self._turns.spent_s = spent_s
+        self._turns.spend(now - started)
         if connection.input_queue and unfinished is None:
             (self.busy if connection.busy_until > now else self.light).append(connection)
-
-    def _take_slow_turn(self) -> bool:
-        """Return whether this batch executes a slow command. If not, count it as one of the batches without a slow command."""
-        if self._slow_turns is not None:
-            return self._slow_turns.take(self)
-        if self._resting:
-            self._resting -= 1
-            return False
-        return True
 
     def _take_slow(self) -> Peer | None:
         """Remove and return the connection whose slow command is next, or None. Park connections whose clients do not read."""

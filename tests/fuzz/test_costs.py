@@ -73,6 +73,13 @@ def test_a_batch_that_ends_expired_requests_is_not_a_second_one_in_an_iteration(
     assert not search.failures, search.failures
 
 
+def test_an_iteration_ends_one_slice_of_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "MAX_ENDED_LOCKS", 300)
+    steps = [burst(count=900, names=100, units="1/1", note=250, disconnect="release"), step("drop")]
+    search = play(steps, durable=True)
+    assert 200_000 < search.corpus["work", "drop"].value < 600_000
+
+
 def test_a_list_that_grows_with_each_connection_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [step("storm", count=400, session=None, request=True)]
     assert not play(steps).failures

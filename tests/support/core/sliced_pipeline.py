@@ -13,7 +13,7 @@ from genie.observability.stats import Stats
 from genie.server.connection import Connection
 from genie.server.listener import AdmissionControl
 from genie.server.pipeline import Pipeline
-from genie.server.slow_turns import SlowTurns
+from genie.server.turns import IterationTurns
 from genie.storage.memory import MemoryStore
 from genie.storage.store import Batch
 from support.network.recording_transport import RecordingTransport
@@ -98,7 +98,7 @@ class Client:
 class World:
     """A pipeline whose clock the test sets."""
 
-    def __init__(self, slow_turns: SlowTurns | None = None) -> None:
+    def __init__(self, turns: IterationTurns | None = None) -> None:
         self.now = 0.0
         self.failures: list[BaseException] = []
         self.store = CountingStore()
@@ -111,7 +111,7 @@ class World:
             self.stats,
             lambda: self.now,
             self.failures.append,
-            slow_turns=slow_turns,
+            turns=turns,
         )
         self.admission = AdmissionControl(Limits())
         self.table = self.manager.table

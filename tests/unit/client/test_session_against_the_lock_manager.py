@@ -27,6 +27,7 @@ from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine
+from support.core.turns import TurnsWithoutLoop
 from support.runs.searches import examples
 
 SESSION_S = 10.0
@@ -45,7 +46,9 @@ class Server:
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.dispatcher = Dispatcher(self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id))
+        self.dispatcher = Dispatcher(
+            self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id), turns=TurnsWithoutLoop()
+        )
         self.client, self.other_client = make_client(), make_client()
         self.stored: dict[int, bytes] = {}
         self.input_queue = b""
@@ -107,7 +110,9 @@ class Server:
         replica.apply(Batch(changes, next_id, self.manager.next_fence, now * 1000))
         self.stored = dict(stored)
         self.manager = replica.manager
-        self.dispatcher = Dispatcher(self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id))
+        self.dispatcher = Dispatcher(
+            self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id), turns=TurnsWithoutLoop()
+        )
         self.client, self.other_client = make_client(), make_client()
         self.input_queue = self.outbox = b""
         self.dispatcher.recover(replica.retained_replies.values(), now * 1000)

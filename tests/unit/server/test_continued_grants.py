@@ -11,7 +11,7 @@ import pytest
 
 from genie.core import grant
 from genie.protocol.limits import MAX_TIMEOUT_MS
-from genie.server.slow_turns import SlowTurns
+from genie.server.turns import IterationTurns
 from support.core.sliced_pipeline import SECRET, Client, World
 
 NAMES = [f"name/{number}" for number in range(9)]
@@ -22,7 +22,7 @@ class Scene:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(grant, "MAX_CANDIDATES", 2)
-        self.turns = SlowTurns()
+        self.turns = IterationTurns()
         self.world = World(self.turns)
         self.waiting = Client(self.world)
 
@@ -58,7 +58,7 @@ async def test_they_are_continued_in_further_batches(monkeypatch: pytest.MonkeyP
 async def test_they_are_continued_after_an_iteration_without_time_for_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch)
     await scene.release()
-    scene.turns._slices_s = 0.0
+    scene.turns.spend(1.0)
     await scene.check_the_grant()
 
 

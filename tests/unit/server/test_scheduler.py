@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -13,24 +12,30 @@ from genie.observability.stats import Stats
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines
 from genie.roles import Starting
 from genie.server import scheduler as scheduler_module
+from genie.server import turns as turns_module
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.peer import Input, Item, Peer
 from genie.server.scheduler import CommandScheduler
 from genie.server.sessions import SessionEnd
-from genie.server.slow_turns import SlowTurns
+from genie.server.turns import BATCH_S
+from support.core.turns import TurnsWithoutLoop
 
-TURNS_PER_BATCH = round(scheduler_module.BATCH_S / scheduler_module.QUANTUM_S)
+TURNS_PER_BATCH = round(BATCH_S / scheduler_module.QUANTUM_S)
 
 
 class SchedulerWithClock:
-    """A scheduler, and connections by name. A command is `name cost`: it takes `cost` ms."""
+    """A scheduler, and connections by name. A command is `name cost`: it takes `cost` ms.
+
+    Each batch has an iteration of the event loop of its own.
+    """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
         self.now = 100.0
         self.executed: list[str] = []
-        self.scheduler = CommandScheduler(max_bytes)
+        self.turns = TurnsWithoutLoop()
+        self.scheduler = CommandScheduler(max_bytes, self.turns)
         self.scheduler._clock = lambda: self.now
         self.connections: dict[str, Connection] = {}
 
@@ -47,6 +52,7 @@ class SchedulerWithClock:
 
     def batch(self) -> list[str]:
         self.executed = []
+        self.turns._end_iteration()
         self.scheduler.run_batch(self._execute)
         return self.executed
 
@@ -61,7 +67,7 @@ class SchedulerWithClock:
 def test_a_batch_is_bounded_in_time() -> None:
     simulated = SchedulerWithClock()
     simulated.add("a", *[1.0] * 1_000)
-    assert len(simulated.batch()) * 0.001 <= scheduler_module.BATCH_S + scheduler_module.CHUNK * 0.001
+    assert len(simulated.batch()) * 0.001 <= BATCH_S + scheduler_module.CHUNK * 0.001
 
 
 @pytest.mark.parametrize("floods", [1, 50])
@@ -289,11 +295,42 @@ def test_a_connection_with_very_slow_commands_executes_one_in_a_chunk() -> None:
     assert set(executed[2:]) == {1}
 
 
+class ExpensiveSchedulerWithClock(SchedulerWithClock):
+    """The duration of each command is added to the iteration at once, as the dispatcher does for expensive commands."""
+
+    def _execute(self, connection: Peer, items: Iterator[Item]) -> None:
+        started = self.now
+        super()._execute(connection, items)
+        self.turns.spend(self.now - started)
+
+
+def test_expensive_commands_of_light_and_of_busy_connections_do_not_add_up() -> None:
+    simulated = ExpensiveSchedulerWithClock()
+    simulated.add("busy", 20.0, size=SPLIT_BYTES + 1)
+    for number in range(3):
+        simulated.add(f"light{number}", 20.0)
+    ran = [simulated.batch() for _ in range(4)]
+    assert ran == [["light0"], ["busy"], ["light1"], ["light2"]]
+
+
+def test_expensive_and_slow_commands_do_not_add_up() -> None:
+    simulated = SlowSchedulerWithClock()
+    simulated.add_items("slow", [b"slow 20"], 1)
+    for number in range(5):
+        simulated.add(f"light{number}", 20.0)
+    ran = list[list[str]]()
+    while simulated.scheduler:
+        ran.append(simulated.batch())
+    assert max(map(len, ran)) == 1
+    assert ["slow"] in ran[:4], "not after all others"
+
+
 class SlowSchedulerWithClock(SchedulerWithClock):
     """A command that begins with `slow` is slow."""
 
     def batch(self) -> list[str]:
         self.executed = []
+        self.turns._end_iteration()
         self.scheduler.run_batch(self._execute_until_slow, self._execute_slow)
         return self.executed
 
@@ -338,20 +375,17 @@ def test_a_batch_executes_one_slow_command_after_all_others_and_the_principals_t
     assert (simulated.batch(), simulated.scheduler.bytes) == ([], 0)
 
 
-@pytest.mark.parametrize("turns", [None, SlowTurns])
-async def test_commands_that_arrive_during_a_long_slow_command_are_answered_before_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, turns: type[SlowTurns] | None
+def test_commands_that_arrive_during_a_long_slow_command_are_answered_before_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are read in the iteration of the event loop after it, when the batch of this iteration has begun already."""
-    monkeypatch.setattr(scheduler_module, "LONG_S", 0.001)
+    monkeypatch.setattr(turns_module, "LONG_S", 0.0005)
     simulated = SlowSchedulerWithClock()
-    simulated.scheduler._slow_turns = None if turns is None else turns()
     for number in range(3):
         simulated.add(f"slow{number}", 1.0)
     ran = list[list[str]]()
     while simulated.scheduler:
         ran.append(simulated.batch())
-        await asyncio.sleep(0)
     assert ran == [["slow0"], [], [], ["slow1"], [], [], ["slow2"]]
 
 
@@ -372,7 +406,8 @@ def test_a_busy_connection_stays_busy_after_a_slow_command() -> None:
     simulated.connections["a"].busy_until = simulated.now + 60
     assert simulated.batch() == ["slow"]
     simulated.add("other", 10.0)
-    assert simulated.batch() == ["other", "a", "slow"], "it has one turn, after those that are not busy"
+    assert simulated.batch() == ["other", "a"], "it has one turn, after those that are not busy"
+    assert [simulated.batch() for _ in range(3)] == [[], [], ["slow"]], "after the iterations that rest"
     assert simulated.batch() == ["b"]
 
 
