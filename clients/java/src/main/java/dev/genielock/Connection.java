@@ -129,14 +129,14 @@ final class Connection {
 
     /** Handles the messages of the server until the connection ends, except while a caller reads. */
     void read() throws IOException, InterruptedException {
-        while (awaitTurn()) readOnce();
+        while (awaitTurn()) readOnce(0);
     }
 
     /**
      * Waits until the thread of the dialer must read: a call waits for its answer, or no caller has read for some time, and no caller
      * reads. Returns false if the connection is closed.
      */
-    private boolean awaitTurn() throws IOException, InterruptedException {
+    private boolean awaitTurn() throws InterruptedException {
         try (var held = session.mutex.hold()) {
             while (isReading || failure.get() == null && (isDirect || isReserved && !session.hasCalls())) {
                 isReserved = isReading;
@@ -144,15 +144,15 @@ final class Connection {
             }
             if (failure.get() != null) return false;
             isReading = true;
-            stream.setSoTimeout(0);
             return true;
         }
     }
 
-    /** Handles the next messages, those of one read together. The turn to read ends with them. */
-    private void readOnce() throws IOException {
+    /** Handles the next messages, those of one read together. The turn to read ends with them, or after a timeout; 0: without one. */
+    private void readOnce(int timeoutMs) throws IOException {
         var messages = new ArrayList<Wire.Message>();
         try {
+            stream.setSoTimeout(timeoutMs);
             messages.add(next());
             for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
         } finally {
@@ -170,10 +170,7 @@ final class Connection {
         Thread caller = Thread.currentThread();
         try {
             out.write(call.line);
-            if (mayRead(caller)) {
-                stream.setSoTimeout((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
-                readOnce();
-            }
+            if (mayRead(caller)) readOnce((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
         } catch (SocketTimeoutException e) {
             // the thread of the dialer reads the answer
         } catch (IOException | RuntimeException | Error e) {

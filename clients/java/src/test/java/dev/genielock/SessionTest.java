@@ -8,6 +8,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
+import java.io.IOException;
 import java.time.Duration;
 import java.util.HashSet;
 import java.util.List;
@@ -514,6 +515,36 @@ class SessionTest {
         } finally {
             end.countDown();
         }
+    }
+
+    /** The thread of the dialer makes the call, so that it does not read meanwhile. */
+    @Test
+    void aConnectionThatIsClosedBeforeACallerReadsIsReplaced() throws Exception {
+        var session = new Session(Config.of(builder().lazy(), new FakeClock()));
+        session.start();
+        try (var first = server.handshake(false)) {
+            assertEquals(ConnectionEvent.State.UP, events.take().state());
+            Call answered = session.newCall("ping", Wire.fields(), null);
+            var closed = answered.thenRun(() -> {
+                try (var held = session.mutex.hold()) {
+                    Connection conn = session.connection;
+                    Call call = session.newCall("ping", Wire.fields(), null);
+                    call.isForeground = true;
+                    session.submitNow(call);
+                    onThread(() -> {
+                        conn.exchange(call, Long.MAX_VALUE);
+                        return true;
+                    });
+                    assertDoesNotThrow(() -> first.expect("ping"));
+                    conn.close(new IOException("the server does not answer"));
+                }
+            });
+            session.submitNow(answered);
+            first.answer("pong", "ref", first.expect("ping").get("ref"));
+            get(closed);
+            server.handshake(true).close();
+        }
+        session.close();
     }
 
     @Test
