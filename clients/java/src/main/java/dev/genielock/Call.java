@@ -2,9 +2,6 @@ package dev.genielock;
 
 import java.util.Map;
 import java.util.concurrent.CompletionException;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 
 /**
  * A command, as a future of its answer. The answer is null if there is none but success. Its callers may wait for less than that:
@@ -66,15 +63,6 @@ final class Call extends Waited<Wire.Message> {
             complete(answer);
         } else {
             completeExceptionally(failure);
-        }
-    }
-
-    /** Waits until the call has ended, or for a limit in ns. */
-    void await(long limit) throws InterruptedException {
-        try {
-            get(limit, TimeUnit.NANOSECONDS);
-        } catch (ExecutionException | TimeoutException e) {
-            // the caller asks for the result next
         }
     }
 

@@ -56,7 +56,7 @@ final class Dialer {
         thread.interrupt();
         Connection last = served;
         if (last != null) last.close(new IOException("the client is closed"));
-        if (Thread.currentThread() != thread) ended.join();
+        if (Thread.currentThread() != thread) ended.awaitUninterruptibly(Long.MAX_VALUE);
     }
 
     private void run() {
@@ -71,8 +71,11 @@ final class Dialer {
         } catch (InterruptedException e) {
             // by stop
         } finally {
-            session.shut(end.orElseGet(ClientClosedException::new));
-            ended.complete(true);
+            try {
+                session.shut(end.orElseGet(ClientClosedException::new));
+            } finally { // also if an executor has no thread for what depends on a future
+                ended.complete(true);
+            }
         }
     }
 

@@ -7,9 +7,6 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import javax.net.ssl.SSLContext;
@@ -575,9 +572,7 @@ public final class GenieClient implements AutoCloseable {
             var ended = new Waited<Boolean>();
             CompletableFuture.allOf(all.stream().map(Lock::lost).toArray(CompletableFuture[]::new))
                     .whenComplete((none, released) -> ended.complete(true));
-            ended.get(Wire.nanos(Wire.ms(limit)), TimeUnit.NANOSECONDS);
-        } catch (ExecutionException | TimeoutException e) {
-            // locks are still held
+            ended.await(Wire.nanos(Wire.ms(limit)));
         } finally {
             session.releaseAll(all);
             session.close();

@@ -14,7 +14,6 @@ import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
@@ -103,8 +102,7 @@ final class Session {
         }
         if (!kept.isEmpty()) config.logger().log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
         if (last != null) { // an interrupt does not end this wait: otherwise the server would keep the session
-            long limit = Math.min(MAX_BYE, config.responseTimeout());
-            bye.handle((answer, failure) -> true).completeOnTimeout(false, limit, TimeUnit.NANOSECONDS).join();
+            bye.awaitUninterruptibly(Math.min(MAX_BYE, config.responseTimeout()));
         }
         dialer.stop();
         clock.close();

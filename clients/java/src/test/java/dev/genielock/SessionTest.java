@@ -517,6 +517,26 @@ class SessionTest {
         }
     }
 
+    /** A pool that may not grow cannot replace a thread that waits. */
+    @Test
+    void aThreadOfAPoolThatMayNotGrowWaitsToo() throws Exception {
+        var pool = new ForkJoinPool(1, ForkJoinPool.defaultForkJoinWorkerThreadFactory, null, false, 1, 1, 1, null, 1, TimeUnit.MINUTES);
+        try {
+            var caller = CompletableFuture.supplyAsync(() -> lock("a"), pool);
+            Map<?, ?> request = peer.expect("request");
+            assertThrows(TimeoutException.class, () -> caller.get(100, TimeUnit.MILLISECONDS));
+            peer.answer("locked", "id", 7, "fence", 8, "ref", request.get("ref"));
+            assertEquals(7, get(caller).id());
+            var closed = CompletableFuture.runAsync(client::close, pool);
+            peer.expect("bye");
+            assertThrows(TimeoutException.class, () -> closed.get(100, TimeUnit.MILLISECONDS));
+            peer.close();
+            get(closed);
+        } finally {
+            pool.shutdown();
+        }
+    }
+
     /** The thread of the dialer makes the call, so that it does not read meanwhile. */
     @Test
     void aConnectionThatIsClosedBeforeACallerReadsIsReplaced() throws Exception {
