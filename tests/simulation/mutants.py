@@ -190,8 +190,8 @@ MUTANTS = [
     Mutant(
         "a follower does not apply the log",
         "storage/redis/follower.py",
-        "                self._replica.append(entry)",
-        "                pass",
+        " and self._replica.append(entry):",
+        " and False:",
     ),
     # -- several Redises
     Mutant(

@@ -243,8 +243,8 @@ class Follower:
             return None
         self._outage_log.end(self._keyspace.primary.address, self._loop.time())
         for entry in entries:
-            if isinstance(entry, BatchCommitted):
-                self._replica.append(entry)
+            if isinstance(entry, BatchCommitted) and self._replica.append(entry):
+                await asyncio.sleep(0)  # one read may have as many entries as 200 small ones, but much larger ones
         if self._may_lag and len(entries) < MAX_READ_ENTRIES:
             self._may_lag = False
             self._report_role()

@@ -47,16 +47,18 @@ class LazyReplica:
         self._encoded_counters = b""
         """The encoded counters of the last batch. Empty if all batches were applied."""
 
-    def append(self, entry: BatchCommitted) -> None:
+    def append(self, entry: BatchCommitted) -> bool:
         """Add the records of one batch without decoding them.
 
-        If more than `MAX_PENDING_IDS` ids, or more than `MAX_PENDING_BYTES`, are pending, apply all records.
+        If more than `MAX_PENDING_IDS` ids, or more than `MAX_PENDING_BYTES`, are pending, apply all records, and return True.
         """
         self._pending |= entry.records
         self._pending_bytes += entry.size
         self._encoded_counters = entry.counters
-        if len(self._pending) > MAX_PENDING_IDS or self._pending_bytes > MAX_PENDING_BYTES:
+        must_apply = len(self._pending) > MAX_PENDING_IDS or self._pending_bytes > MAX_PENDING_BYTES
+        if must_apply:
             self._apply_pending()
+        return must_apply
 
     def state_machine(self) -> StateMachine:
         """Apply the undecoded records, and return the state after all batches that were appended."""
@@ -254,10 +256,9 @@ class LocalReplica:
             self._snapshot_as_leader = None
         self.lazy = LazyReplica(state_machine)
 
-    def append(self, entry: BatchCommitted) -> None:
-        """Apply one batch to the loaded state. Do nothing without a loaded state."""
-        if self.lazy is not None:
-            self.lazy.append(entry)
+    def append(self, entry: BatchCommitted) -> bool:
+        """Apply one batch to the loaded state. Do nothing without a loaded state. Return whether this took long."""
+        return self.lazy is not None and self.lazy.append(entry)
 
     def decode(self) -> None:
         """Decode and apply all records that were read. Raises UnknownFormat if another version of Genie has written one."""

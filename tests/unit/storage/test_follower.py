@@ -432,6 +432,28 @@ class ScriptedReader(LogReader):
         return []
 
 
+async def test_a_follower_applies_large_entries_of_one_read_in_several_iterations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The number of entries in a read is that of small entries, if the previous ones were small."""
+
+    class ReaderOfLargeEntries(ScriptedReader):
+        async def read(self, wait_ms: int | None) -> list[LogEntry]:  # noqa: ARG002
+            return [BatchCommitted((7, index), b"", {b"%d" % index: b""}, 300 << 10, False) for index in range(20)]
+
+    applied = [0]
+    monkeypatch.setattr(LazyReplica, "_apply_pending", lambda _: applied.append(applied.pop() + 1))
+    follower = follower_of(ScriptedKeyspace(led_by(OWN)))
+    follower._reader = ReaderOfLargeEntries()
+    follower._replica.lazy = LazyReplica(StateMachine())
+    reading = asyncio.create_task(follower._read_log(None))
+    while not reading.done():
+        await asyncio.sleep(0)
+        applied.append(0)
+    assert max(applied) == 1
+    assert sum(applied) == 20
+
+
 def test_a_replica_applies_records_of_many_names_before_many_are_pending() -> None:
     """Each record has thousands of names, so that 2,000 of them would take seconds."""
     machine, applied = StateMachine(), list[int]()
