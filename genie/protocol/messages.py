@@ -6,13 +6,15 @@ with a newer server.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from genie.errors import Blocker, CycleStep
-from genie.protocol import codec
+from genie.protocol import codec, limits
+
+Id = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
 
 
 class BlockerRow(Struct, gc=False):
@@ -69,7 +71,7 @@ class Queued(Struct, tag="queued", tag_field="command", gc=False):
     class Payload(Struct, gc=False):
         """Payload of `queued`."""
 
-        id: int
+        id: Id
         ref: str | None = None
 
     payload: Payload
@@ -85,7 +87,7 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
     class Payload(Struct, gc=False):
         """Payload of `locked`."""
 
-        id: int
+        id: Id
         fence: int
         ref: str | None = None
         expiresIn: float | None = None  # noqa: N815
@@ -105,7 +107,7 @@ class Released(Struct, tag="released", tag_field="command"):
     class Payload(Struct):
         """Payload of `released`."""
 
-        id: int
+        id: Id
         reason: str
         ref: str | None = None
         waited: float = 0.0
@@ -127,7 +129,7 @@ class Extended(Struct, tag="extended", tag_field="command"):
     class Payload(Struct):
         """Payload of `extended`."""
 
-        id: int
+        id: Id
         transactionTimeout: float  # noqa: N815
         ref: str | None = None
 

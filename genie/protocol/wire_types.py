@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from genie.core.size import SHORT_NAMES, SHORT_REF, SHORT_TEXT
 from genie.protocol import limits
+from genie.protocol.messages import Id
 from genie.protocol.resources import EXCLUSIVE, MAX_CHOICES, MAX_NAME, MAX_RESOURCES
 
 Ref = Annotated[str, Meta(min_length=1, max_length=limits.MAX_REF, description="Echoed by the answer.")]
@@ -19,7 +20,6 @@ Timeout = Annotated[float, Meta(ge=1, le=limits.MAX_TIMEOUT_MS, description="Mil
 _QueueTimeout = Annotated[
     float, Meta(ge=0, le=limits.MAX_TIMEOUT_MS, description=f"Milliseconds; {limits.MAX_TIMEOUT_MS} is no limit.")
 ]
-Id = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
 _NO_CONTROL_CHARACTERS = {"pattern": r"^[^\u0000-\u001f\u007f-\u009f]*$"}
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME, extra_json_schema=_NO_CONTROL_CHARACTERS)]
 Note = Annotated[str, Meta(min_length=1, max_length=limits.MAX_NOTE, extra_json_schema=_NO_CONTROL_CHARACTERS)]

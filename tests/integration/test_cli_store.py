@@ -515,6 +515,13 @@ BROKEN = {
     "another version": (edited(0, version=2), "line 1: the export has the format version 2"),
     "a header without a field": (edited(0, clockMs=None), "line 1: Object missing required field `clockMs`"),
     "a header with another field": (edited(0, more=1), "line 1: Object contains unknown field `more`"),
+    "a header that is nested too deeply": (lambda _: ["[" * 100_000], "line 1: this is not an export of a namespace"),
+    "a record that is nested too deeply": (
+        lambda lines: [lines[0], '{"id":2,"record":' + "[" * 100_000],
+        "line 2: maximum recursion depth exceeded",
+    ),
+    "an id that no client can read": (edited(0, nextId=2**53), "line 1: Expected `int` <= 9007199254740991"),
+    "a clock that cannot advance": (edited(0, clockMs=1e308), "line 1: Expected `float` <= 9007199254740991"),
     "an invalid position": (edited(0, position="x"), "line 1: 'x' is not a position"),
     "a record without an id": (edited(1, id=None), "line 2: Object missing required field `id`"),
     "a line with another field": (edited(1, more=1), "line 2: Object contains unknown field `more`"),

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import structlog
 from msgspec import DecodeError, Raw, Struct, json
+from msgspec import Meta as Constraints
 
 from genie.core import Request
 from genie.core.invariants import find_violations
@@ -33,6 +34,11 @@ POLL_INTERVAL_S = 0.1
 LEASE_MARGIN_S = 0.5
 """How much longer than the lease an import waits for a commit of the stored leader."""
 
+MAX_COUNTER = 2**53 - 1
+"""Maximum of the clock (ms) and the counters of an export: clients cannot read greater ids and fencing tokens."""
+INVALID = (DecodeError, ValueError, RecursionError)
+"""The exceptions for a line that is no JSON, is not UTF-8, has a value of another type, or is nested too deeply."""
+
 T = TypeVar("T")
 
 
@@ -47,9 +53,9 @@ class Header(Struct, rename="camel", forbid_unknown_fields=True):
     version: int
     namespace: str
     position: str
-    clock_ms: float
-    next_id: int
-    next_fence: int
+    clock_ms: Annotated[float, Constraints(ge=0, le=MAX_COUNTER)]
+    next_id: Annotated[int, Constraints(ge=1, le=MAX_COUNTER)]
+    next_fence: Annotated[int, Constraints(ge=1, le=MAX_COUNTER)]
 
 
 class _Line(Struct, forbid_unknown_fields=True):
@@ -132,7 +138,7 @@ def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
         try:
             decoded = _decode_line(line)
             state.changes[decoded.id] = decoder.decode(decoded.id, bytes(decoded.record))
-        except (DecodeError, ValueError) as error:
+        except INVALID as error:
             raise TransferError(f"line {number}: {error}") from None
         if decoded.id <= last_id:
             raise TransferError(f"line {number}: the id {decoded.id} follows {last_id}, and ids must ascend")
@@ -147,7 +153,7 @@ def _decode_header(line: bytes) -> Header:
     """
     try:
         found = json.decode(line)
-    except DecodeError:
+    except INVALID:
         found = None
     if not isinstance(found, dict) or found.get("format") != FILE_FORMAT:
         raise TransferError("line 1: this is not an export of a namespace")
@@ -167,7 +173,7 @@ def _decode(line_number: int, line: bytes, kind: type[T]) -> T:
     """Decode one line. Raises TransferError, with the line number, if the line is not JSON or does not match `kind`."""
     try:
         return json.decode(line, type=kind)
-    except DecodeError as error:
+    except INVALID as error:
         raise TransferError(f"line {line_number}: {error}") from None
 
 

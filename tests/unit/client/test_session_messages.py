@@ -624,7 +624,18 @@ class TestErrorReplies:
         session.receive_data(error("line-too-long", "too long"), 0.0)
         assert "line-too-long" in session.handshake.close_reason
 
-    @pytest.mark.parametrize("line", [b"[]", b"{", b"\xff", b'{"command":[]}', b'{"command":"queued","payload":{}}'])
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"[]",
+            b"{",
+            b"\xff",
+            b'{"command":[]}',
+            b'{"command":"queued","payload":{}}',
+            b'{"command":"queued","payload":{"id":9007199254740992,"ref":"1"}}',
+            b'{"command":"locked","payload":{"id":-9007199254740992,"fence":1,"ref":"1"}}',
+        ],
+    )
     def test_an_invalid_line_closes_the_connection_after_the_valid_ones(self, line):
         session = connected_session()
         ping = Ping()
