@@ -30,6 +30,8 @@ requests that have both, and to the holders and waiters of the subtrees that con
 MAX_LISTING_READS = 20_000
 """Maximum number of requests and resources that one `inspect` reads to list the blockers of the rows whose blockers are not
 counted: a request may be blocked by the last of 1,024 names only."""
+NAMES_PER_READ = 4
+"""Names of a blocker that count as one read, if they are searched for its mode or for a name below a subtree."""
 MAX_SEARCHED_NAMES = 50_000
 """Maximum number of names of held requests that one `inspect` compares with a subtree. The same limit applies to the names
 of waiting requests."""
@@ -72,7 +74,10 @@ def sample_blockers(
             continue
         total += 1
         if len(listed) < MAX_LISTED_BLOCKERS:
-            listed.append(_to_blocker(table, name if held else _waited_name(table, name, other), other, held))
+            if not held and name in table.subtrees:
+                scanned += other.name_count() // NAMES_PER_READ
+                name = _waited_name(name, other)  # noqa: PLW2901 - what is shown
+            listed.append(_to_blocker(table, name, other, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
     if count and table.subtrees:
@@ -137,9 +142,15 @@ def _scan_resource(
     if table.specials and resource.special is not None:
         yield from _scan_special_resource(table, request, name, mode)
         return
-    for holder in resource.holders.values() if mode or resource.exclusive_count else ():
-        blocks = mode or resource.holder_mode(name, holder)
-        yield name, holder if blocks and holder.owner != owner else None, True
+    if mode:
+        for holder in resource.holders.values():
+            yield name, holder if holder.owner != owner else None, True
+    elif resource.exclusive_count:
+        for holder in resource.holders.values():
+            blocks = resource.holder_mode(name, holder) and holder.owner != owner
+            yield name, holder if blocks else None, True
+            if resource.has_mixed_holders:
+                yield from repeat((name, None, True), holder.name_count() // NAMES_PER_READ)
     queue, own_entry = table.wait_queue(name), request.entry(name)
     for waiters in (queue.exclusive, queue.shared) if mode else (queue.exclusive,):
         for entry in waiters.between(None, own_entry):
@@ -160,6 +171,8 @@ def _scan_special_resource(
     for holder in resource.holders.values():
         blocks = holder.owner != request.owner and resource.holder_mode(name, holder) in blocking
         yield name, holder if blocks else None, True
+        if resource.has_mixed_holders:
+            yield from repeat((name, None, True), holder.name_count() // NAMES_PER_READ)
     if isinstance(resource.special, Subtree):
         for held, (below, holder) in resource.special.examples.items():
             intention = IS if below == S else IX
@@ -169,9 +182,9 @@ def _scan_special_resource(
             yield name, waiter[2] if waiter[2].owner != request.owner else None, False
 
 
-def _waited_name(table: LockTable, name: str, waiter: Request) -> str:
+def _waited_name(name: str, waiter: Request) -> str:
     """Return the first name below the subtree `name` for which a request waits that does not wait for the subtree itself."""
-    if name not in table.subtrees or waiter.queue_mode(name) not in (IS, IX):
+    if waiter.queue_mode(name) not in (IS, IX):
         return name
     names = waiter.names()  # up to 1,024, so there is no Python code for each of them
     return next(compress(names, map(str.startswith, names, repeat(name[:-2]))), name)

@@ -323,6 +323,11 @@ class LockedResource:
         if len(holders) in CHECKED_SIZES:
             compact(holders)
 
+    @property
+    def has_mixed_holders(self) -> bool:
+        """True if one owner holds the resource in several modes, so that `holder_mode` searches the names of each holder."""
+        return 0 < self.exclusive_count < len(self.holders)
+
     def holder_mode(self, name: str, holder: Request) -> QueueMode:
         """Return the mode in which `holder` holds this resource, which is `name`.
 
