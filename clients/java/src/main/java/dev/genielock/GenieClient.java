@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
@@ -99,7 +100,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder token(Supplier<String> source) {
-            token = source;
+            token = Objects.requireNonNull(source);
             return this;
         }
 
@@ -110,7 +111,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder namespace(String name) {
-            namespace = name;
+            namespace = Objects.requireNonNull(name);
             return this;
         }
 
@@ -167,7 +168,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder defaults(LockOptions options) {
-            defaults = options;
+            defaults = Objects.requireNonNull(options);
             return this;
         }
 
@@ -179,7 +180,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder logger(System.Logger target) {
-            logger = target;
+            logger = Objects.requireNonNull(target);
             return this;
         }
 
@@ -190,7 +191,7 @@ public final class GenieClient implements AutoCloseable {
          * @return the builder
          */
         public Builder onEvent(Consumer<ConnectionEvent> listener) {
-            onEvent = listener;
+            onEvent = Objects.requireNonNull(listener);
             return this;
         }
 

@@ -43,6 +43,17 @@ class ConfigTest {
         assertThrows(IllegalArgumentException.class, () -> addresses(Map.of(), address));
     }
 
+    /** Otherwise a thread of the client would fail later. */
+    @Test
+    void nullIsRejectedAtOnce() {
+        var builder = builder(Map.of());
+        assertThrows(NullPointerException.class, () -> builder.token(null));
+        assertThrows(NullPointerException.class, () -> builder.namespace(null));
+        assertThrows(NullPointerException.class, () -> builder.defaults(null));
+        assertThrows(NullPointerException.class, () -> builder.logger(null));
+        assertThrows(NullPointerException.class, () -> builder.onEvent(null));
+    }
+
     @Test
     void aLeaderDoesNotTurnTlsOff() {
         assertTrue(Config.Address.parseLeader("b:7077", true).isSecure());
