@@ -27,6 +27,9 @@ duration of a step."""
 SPECIAL_COST = 3
 """For how many resources that are read a counted resource or a subtree counts: its check takes as long."""
 
+NAMES_PER_READ = 256
+"""Number of locks of a transaction that are compared with a subtree in the time in which a resource is read."""
+
 MAX_FILTERED_WAITERS = 16
 """Maximum number of waiting requests of an owner that are all read to find the requests in one queue. If the owner has more
 requests, the queue is read instead."""
@@ -175,6 +178,8 @@ def _candidates_in_special_queue(
         request = entry[2]
         found[request.id] = request
         limit -= _cost(request)
+        if request.transaction is not None:
+            limit -= table.uncounted_names(request) // NAMES_PER_READ
         if limit <= 0:
             left.append((name, mode, entry))
             return list(found.values()), limit

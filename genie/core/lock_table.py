@@ -368,6 +368,19 @@ class LockTable:
 
     # -- Counted resources and subtrees ---------------------------------------------------
 
+    def uncounted_names(self, request: Request) -> int:
+        """Return how many locks `subtrees.own_below` reads for the subtrees of a request: all locks of the transaction, for each
+        subtree for which they are not counted.
+        """
+        transaction, details = request.transaction, request.details
+        if transaction is None or transaction not in self.transactions or details is None:
+            return 0
+        counted = 0
+        for name in details.subtrees:
+            special = self.subtrees[name].special if name in self.subtrees else None
+            counted += isinstance(special, Subtree) and transaction in special.by_transaction
+        return len(self.transactions[transaction].grants) * (len(details.subtrees) - counted)
+
     def is_new(self, subtree: str) -> bool:
         """Return whether a request for a subtree must read all locks, because no other request names the subtree."""
         return subtree not in self.subtrees or subtree in self.closing

@@ -132,7 +132,7 @@ class Counted:
 class Subtree:
     """The locks below a subtree that are held, as numbers of intentions."""
 
-    __slots__ = ("by_transaction", "examples", "exclusive", "shared")
+    __slots__ = ("by_transaction", "examples", "exclusive", "requests", "shared")
 
     def __init__(self) -> None:
         self.shared = 0
@@ -141,6 +141,8 @@ class Subtree:
         """Number of exclusive locks and of locks of units that are held below the subtree: `IX`."""
         self.by_transaction: dict[str, tuple[int, int]] = {}
         """Of both, those of each transaction that names the subtree in a request, once `subtrees.own_below` has counted them."""
+        self.requests: dict[str, int] = {}
+        """The number of requests of each transaction that name the subtree."""
         self.examples: dict[str, tuple[QueueMode, Request]] = {}
         """At most `MAX_EXAMPLES` of these locks, to describe blockers: by name, the mode and a holder."""
 
@@ -163,8 +165,14 @@ class Subtree:
             own_shared, own_exclusive = self.by_transaction[transaction]
             self.by_transaction[transaction] = own_shared + shared, own_exclusive + exclusive
 
-    def forget(self, transaction: str) -> None:
-        """Count the locks of a transaction no longer."""
-        self.by_transaction.pop(transaction, None)
-        if len(self.by_transaction) in CHECKED_SIZES:
-            compact(self.by_transaction)
+    def end_request(self, transaction: str) -> None:
+        """Record that a request of a transaction no longer names the subtree. After the last one, the locks of the transaction
+        are no longer counted: they are counted again if another request asks.
+        """
+        self.requests[transaction] -= 1
+        if not self.requests[transaction]:
+            del self.requests[transaction]
+            self.by_transaction.pop(transaction, None)
+            if len(self.requests) in CHECKED_SIZES:
+                compact(self.requests)
+                compact(self.by_transaction)

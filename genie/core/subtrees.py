@@ -48,14 +48,27 @@ def open_specials(
     if not details.subtrees:
         return True
     new = [name for name in details.subtrees if table.is_new(name)]
-    if is_bounded and len(new) > 1 and len(new) * (len(table.uncontended) + len(table.resources)) > MAX_COMPARED_NAMES:
-        return False
+    for name in details.subtrees:
+        if name not in new:
+            _add_request(table, name, request)
+    if is_bounded and len(details.subtrees) > 1:
+        locked = len(table.uncontended) + len(table.resources)
+        if len(new) * locked > MAX_COMPARED_NAMES or table.uncounted_names(request) > MAX_COMPARED_NAMES:
+            return False
     max_cost = MAX_WAITERS_BELOW if is_bounded else inf
     for name in new:
         max_cost -= _open_subtree(table, name, max_queue_entries - table.queue_entries, max_cost)
         if max_cost < 0:
             return False
+        _add_request(table, name, request)
     return True
+
+
+def _add_request(table: LockTable, subtree: str, request: Request) -> None:
+    """Count a request that names a subtree in the table for its transaction."""
+    special = table.subtrees[subtree].special
+    if request.transaction is not None and isinstance(special, Subtree):
+        special.requests[request.transaction] = special.requests.get(request.transaction, 0) + 1
 
 
 def open_subtrees(table: LockTable, subtrees: Collection[str]) -> None:
@@ -216,7 +229,7 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
             continue
         if request.transaction is not None:
             assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
-            resource.special.forget(request.transaction)  # counted again if another request asks
+            resource.special.end_request(request.transaction)
         queue = resource.wait_queue
         is_named = resource.holders or (queue is not None and any(mode not in (IS, IX) for mode in queue.modes()))
         if is_named or subtree in table.kept_open:
@@ -290,9 +303,11 @@ def _close_slice(table: LockTable, subtree: str, affected: dict[str, None], *, k
 
 def has_conflicting_below(table: LockTable, subtree: str, special: Subtree, mode: QueueMode, owner: Owner) -> bool:
     """Return whether another owner than `owner` holds a lock below a subtree that conflicts with `mode`."""
-    if mode == X:
-        return special.shared + special.exclusive > sum(own_below(table, subtree, special, owner))
-    return mode in (S, SIX) and special.exclusive > own_below(table, subtree, special, owner)[1]
+    count = special.exclusive + (special.shared if mode == X else 0)
+    if not count or mode not in (S, X, SIX):
+        return False  # most often: the locks of the owner need not be counted
+    shared, exclusive = own_below(table, subtree, special, owner)
+    return count > exclusive + (shared if mode == X else 0)
 
 
 def own_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) -> tuple[int, int]:

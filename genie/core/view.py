@@ -193,8 +193,12 @@ def _waited_name(name: str, waiter: Request) -> str:
 def _count_unlisted(table: LockTable, request: Request) -> int:
     """Return the number of locks that block a request, are below a subtree for which it waits, and are not among the
     examples of the subtree.
+
+    Returns 0 if the request belongs to a transaction with very many locks, which are not counted yet.
     """
     count = 0
+    if table.uncounted_names(request) > MAX_SEARCHED_NAMES:
+        return count
     for name, mode in request.queue_modes():
         special = table.resources[name].special
         if isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, request.owner):

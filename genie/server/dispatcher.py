@@ -379,8 +379,7 @@ class Dispatcher:
                 self._take(now, connection, command)
         elif type(command) is LargeRequest:
             self.limits.unchecked_below_id = 0  # so that the request is charged for its texts
-            details = command.request.details
-            if details is not None and not may_be_slow and self._is_scan(details.subtrees):
+            if not may_be_slow and self._is_scan(command.request):
                 return True
             item = Namespaced(self._namespace, command.request)
             self.execute(now, connection, iter((item,)), excess=excess_bytes(command.request))
@@ -415,13 +414,16 @@ class Dispatcher:
             notifier.reject(connection, wrong_namespace(command, self._namespace))
         return False
 
-    def _is_scan(self, subtrees: tuple[str, ...]) -> bool:
-        """Return whether a request for these subtrees reads many locks: a subtree that is not in the table is compared with
-        all locks.
+    def _is_scan(self, request: Request) -> bool:
+        """Return whether a request reads many locks: a subtree that is not in the table is compared with all locks, and any
+        subtree with those of the transaction.
         """
         table = self._table
+        if request.details is None or not request.details.subtrees:
+            return False
         locked = len(table.uncontended) + len(table.resources)
-        return locked > MANY_NAMES and any(map(table.is_new, subtrees))
+        is_new = locked > MANY_NAMES and any(map(table.is_new, request.details.subtrees))
+        return is_new or table.uncounted_names(request) > MANY_NAMES
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""

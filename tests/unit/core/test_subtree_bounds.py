@@ -14,18 +14,24 @@ import pytest
 from genie.core import (
     Continue,
     Disconnect,
+    Expire,
     Locked,
     LockManager,
     Moved,
     QueueFull,
+    Recover,
     Release,
     Request,
+    TimedOut,
+    grant,
     subtrees,
+    view,
     wait_queue,
 )
 from genie.core.deadlock import waiting_owners_below
 from genie.core.model import HELD, details_of
 from genie.core.special import Subtree
+from genie.server.sessions import Session
 from simulator.invariants import check
 from unit.core.lock_theory import reduce
 from unit.core.test_lock_kinds import Leader, theory_of
@@ -68,11 +74,14 @@ def test_a_subtree_over_many_locks_takes_few_instructions_for_each(shared: bool,
 
 
 def test_the_subtree_of_all_names_takes_no_instructions_for_exclusive_locks() -> None:
-    counter = InstructionCounter()
-    for number in range(NAMES):
-        step(counter.manager, str(number))
-    counter.count(request_for("**"))
-    assert counter.instructions < NAMES
+    def instructions(names: int) -> int:
+        counter = InstructionCounter()
+        for number in range(names):
+            step(counter.manager, str(number))
+        counter.count(request_for("**"))
+        return counter.instructions
+
+    assert instructions(NAMES) == instructions(100)
 
 
 def test_no_request_waits_for_a_transaction_without_locks() -> None:
@@ -158,6 +167,83 @@ def test_the_locks_of_a_transaction_are_counted_only_once() -> None:
         return counter.instructions
 
     assert instructions(200) == instructions(10)
+
+
+def test_the_locks_of_a_transaction_stay_counted_while_one_of_its_requests_names_the_subtree() -> None:
+    def instructions(names: int) -> int:
+        counter = InstructionCounter()
+        step(counter.manager, "a/1")
+        step(counter.manager, *(f"b/{number}" for number in range(names)), transaction="T")
+        step(counter.manager, "a/**", transaction="T")
+        for _ in range(3):
+            later = request_for("a/**", transaction="T")
+            counter.count(later)
+            check(counter.manager)
+            counter.count(Release(later.id))
+        return counter.instructions
+
+    assert instructions(2_000) == instructions(100)
+
+
+def test_a_new_leader_counts_the_locks_of_transactions_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction with a million locks may wait for thousands of subtrees."""
+    monkeypatch.setattr(grant, "NAMES_PER_READ", 32)
+
+    def instructions(names: int) -> int:
+        original, counter = LockManager(), InstructionCounter()
+        step(original, *(f"b/{number}" for number in range(names)), transaction="T")
+        for number in range(50):
+            step(original, f"{number}/1", transaction="U")
+            step(original, f"{number}/**", transaction="T")
+        loaded = counter.manager
+        loaded.load(deepcopy([*original.table.held.values(), *original.table.waiting.values()]))  # `check` would count
+        for request in loaded.table.waiting.values():
+            request.origin = Session(None, "key")
+        steps = []
+        command: Recover | Continue = Recover()
+        while loaded.pending_grants or not steps:
+            counter.instructions = 0
+            counter.count(command)
+            steps.append(counter.instructions)
+            command = Continue()
+        check(loaded)
+        assert len(loaded.table.waiting) == 50
+        return max(steps)
+
+    assert instructions(5_000) - instructions(100) < 1_000_000
+
+
+def test_requests_that_time_out_do_not_count_very_many_locks_of_their_transaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(view, "MAX_SEARCHED_NAMES", 1_000)
+
+    def instructions(names: int) -> int:
+        counter = InstructionCounter()
+        step(counter.manager, *(f"b/{number}" for number in range(names)), transaction="T")
+        step(counter.manager, "a/**", "a/1", transaction="U")
+        later = request_for("a/**", transaction="T")
+        later.queue_timeout_ms = 1
+        counter.manager.step(later, 0)
+        [event] = counter.count(Expire(250), 2)
+        assert isinstance(event, TimedOut)
+        assert event.blockers_total == 2
+        return counter.instructions
+
+    assert instructions(2_000) == instructions(1_500)
+
+
+def test_a_request_for_several_subtrees_of_a_transaction_with_very_many_locks_is_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subtrees, "MAX_COMPARED_NAMES", 1_000)
+    manager = LockManager()
+    step(manager, "a/**", "b/**", transaction="U")
+    step(manager, *(f"c/{number}" for number in range(600)), transaction="T")
+    rejected = request_for("a/**", "b/**", transaction="T")
+    assert manager.step(rejected, 0) == [QueueFull(rejected, is_opening=True)]
+    check(manager)
+    assert step(manager, "a/**", transaction="T").id in manager.table.waiting
 
 
 def test_a_request_for_a_subtree_with_too_many_waiters_below_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
