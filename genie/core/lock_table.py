@@ -311,6 +311,8 @@ class LockTable:
     def dequeue(self, request: Request) -> None:
         """Remove a waiting request from the table. The caller must grant the waiters that this request blocked."""
         del self.waiting[request.id]
+        if request.moved is not None:
+            self._forget_inversions(request.id, request.moved)
         if self.specials:
             self._leave_special_queues(request)
         else:
@@ -326,6 +328,16 @@ class LockTable:
             transaction.remove_waiting(request)
             if not transaction.held and not transaction.waiting:
                 del self.transactions[request.transaction]
+
+    def _forget_inversions(self, id: int, moved: Iterable[str]) -> None:
+        """Remove a request, which leaves its queues, from the inversions of the queues in which it has moved.
+
+        Otherwise the queue of one waiter would keep the memory of all requests that a rearrangement has moved in it.
+        """
+        for name in moved:
+            resource = self.resources.get(name)
+            if resource is not None and resource.wait_queue is not None:
+                resource.wait_queue.remove_inverted(id)
 
     def withdraw(self, request: Request) -> None:
         """Remove a new request that ends in the step of its arrival, and restore the previous order of all queues."""

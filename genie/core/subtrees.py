@@ -255,7 +255,7 @@ def _void_positions(table: LockTable, subtree: str, queue: WaitQueue, affected: 
         waiter.move(subtree, (-waiter.priority, waiter.id, waiter))  # its original position
         table.unmoved.append(waiter)
         _remove_intention(table, waiter, subtree, affected)
-    queue.moved = NO_REQUESTS
+    queue.moved, queue.inverted = NO_REQUESTS, None
     return len(moved)
 
 

@@ -361,7 +361,7 @@ class WaitQueue:
         """Number of waiters that are not `simple`. If it is 0, no cycle passes through this queue."""
         self.inverted: dict[int, Request] | None = None
         """By id, the waiters whose position is that of another priority, because a rearrangement put a request before a
-        request of higher priority. May also contain requests that have left the queue. None if there are no such waiters."""
+        request of higher priority. None if there are no such waiters."""
         self.moved: dict[int, Request] = NO_REQUESTS
         """By id, the waiters that a rearrangement has moved in this queue, if it is the queue of a subtree."""
 
@@ -489,21 +489,18 @@ class WaitQueue:
     def _last_demoted(self, name: str, priority: float) -> QueueEntry | None:
         """Return the last entry at a position of lower priority than `priority` whose request has at least this priority, or
         None.
-
-        Also removes the requests from `inverted` that have left the queue, or returned to their own priority.
         """
         last: QueueEntry | None = None
-        for request in list((self.inverted or {}).values()):
-            entry = None if request.queue_entry is None else request.entry(name)
-            if entry is None or -entry[0] == request.priority:
-                self._remove_inverted(request)
-            elif -entry[0] < priority <= request.priority and (last is None or entry > last):
+        for request in (self.inverted or {}).values():
+            entry = request.entry(name)
+            if -entry[0] < priority <= request.priority and (last is None or entry > last):
                 last = entry
         return last
 
-    def _remove_inverted(self, request: Request) -> None:
+    def remove_inverted(self, id: int) -> None:
+        """Remove a request from `inverted` if it is there, because it is no longer at the position of another priority."""
         if self.inverted is not None:
-            del self.inverted[request.id]
+            self.inverted.pop(id, None)
             self.inverted = self.inverted or None
 
     def _lower_priorities_before(self, entry: QueueEntry, request: Request, limit: int) -> list[QueueEntry]:
@@ -590,6 +587,8 @@ class WaitQueue:
             if self.inverted is None:
                 self.inverted = {}
             self.inverted[request.id] = request
+        else:
+            self.remove_inverted(request.id)
 
     def _before(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the last entry of all modes before `entry`, or None."""

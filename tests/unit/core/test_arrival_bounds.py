@@ -240,6 +240,18 @@ def test_a_failed_try_lock_leaves_a_queue_with_inverted_priorities_as_it_was() -
         assert state_of(target) == before
 
 
+def test_a_queue_does_not_keep_requests_that_have_left_it_after_a_rearrangement() -> None:
+    """Clients could keep the memory of any number of ended requests, which nobody is charged for, in the queues of a few."""
+    target = inverted_queue(5)
+    queue = target.table.wait_queue("q")
+    moved = list((queue.inverted or {}).values())
+    assert [each.transaction for each in moved] == ["T", "W"]
+    target.step(core.Release(moved[0].id), 1)
+    assert list((queue.inverted or {}).values()) == moved[1:]
+    target.step(core.Release(moved[1].id), 1)
+    assert queue.inverted is None
+
+
 def test_a_search_reads_the_locks_of_a_transaction_one_by_one() -> None:
     target = core.LockManager()
     for number in range(LENGTH):
