@@ -338,3 +338,15 @@ async def test_expensive_commands_to_many_namespaces_do_not_add_up(monkeypatch: 
     for start in range(0, len(order), NAMESPACES):
         assert sorted(order[start : start + NAMESPACES]) == [*range(NAMESPACES)], "in turns"
     assert max(waited[1:]) <= 1, "beyond the first commands, it is not known which are expensive"
+
+
+def test_callers_that_ask_in_alternate_iterations_do_not_wait_for_each_other() -> None:
+    """The timers of two namespaces with expired requests may have fired in turns since the slices had to wait."""
+    turns, done = IterationTurns(), list[str]()
+    for number in range(8):
+        caller = "ab"[number % 2]
+        if number < 2:
+            turns.is_exhausted = True  # by a batch: the slices must wait
+        turns.run_slice(caller, done.append, caller)
+        turns._end_iteration()
+    assert set(done) == {"a", "b"}
