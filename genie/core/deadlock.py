@@ -19,6 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import repeat
 
 from genie.core.context import shown_context
 from genie.core.events import Cycle, Wait
@@ -42,6 +43,9 @@ for them."""
 
 WAITERS_PER_STEP = 8
 """Waiting requests of which one step finds whether they hold a lock below a subtree."""
+
+GRANTS_PER_WAITER = 4
+"""Number of locks of a waiting transaction that are compared with a subtree in the time in which a waiting request is read."""
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 """`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for
@@ -184,11 +188,14 @@ def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner
         return
     first, end = range_below(subtree)
     seen: set[str] = set()
-    for count, request in enumerate(table.waiting.values()):
+    reads = 0
+    for request in table.waiting.values():
+        reads += 1
         transaction = request.transaction
         if transaction is not None and transaction not in seen:
             seen.add(transaction)
             grants = table.transactions[transaction].grants
+            reads += min(len(grants), MAX_READ_GRANTS) // GRANTS_PER_WAITER
             if grants and (
                 subtree == WHOLE_NAMESPACE
                 or len(grants) > MAX_READ_GRANTS
@@ -196,8 +203,8 @@ def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner
             ):
                 yield transaction
                 continue
-        if count % WAITERS_PER_STEP == 0:
-            yield owner
+        yield from repeat(owner, reads // WAITERS_PER_STEP)
+        reads %= WAITERS_PER_STEP
 
 
 def _special_predecessors(
