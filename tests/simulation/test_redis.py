@@ -234,7 +234,7 @@ def test_transactions_equal_those_of_a_real_redis(real: Redis, network: Network)
         client.disconnect()
 
 
-def test_a_restart_loses_whole_writes() -> None:
+async def test_a_restart_loses_whole_writes() -> None:
     sim = SimRedis()
 
     def execute(line: str) -> object:
@@ -263,7 +263,7 @@ def test_a_restart_loses_whole_writes() -> None:
     assert sim.restart(5) == 0
 
 
-def test_a_restart_undoes_a_transaction_as_a_whole() -> None:
+async def test_a_restart_undoes_a_transaction_as_a_whole() -> None:
     sim = SimRedis()
     sim.execute_write([[b"HSET", b"h", b"a", b"1"]])
     replies = sim.execute_write([[b"HSET", b"h", b"a", b"2"], [b"HSET", b"j", b"b", b"3"], [b"XADD", b"h", b"1-0"]])
@@ -273,7 +273,7 @@ def test_a_restart_undoes_a_transaction_as_a_whole() -> None:
     assert (dict(sim.keys.hash(b"h")), dict(sim.keys.hash(b"j"))) == ({b"a": b"1"}, {})
 
 
-def test_a_restart_drops_the_scripts() -> None:
+async def test_a_restart_drops_the_scripts() -> None:
     sim = SimRedis()
     (sha,) = sim.execute_write([[b"SCRIPT", b"LOAD", b"return 7"]])
     assert isinstance(sha, bytes)

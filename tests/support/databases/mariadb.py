@@ -31,14 +31,13 @@ class Mariadb(DatabaseServer):
 
     def _maker(self) -> list[str]:
         command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self.data}", "--skip-test-db"]
-        return [*command, "--auth-root-authentication-method=normal", "--skip-name-resolve"]
+        return [*command, self._tmpdir(), "--auth-root-authentication-method=normal", "--skip-name-resolve"]
 
     def _server(self) -> list[str]:
         settings = {
             "bind-address": "127.0.0.1",
             "port": self.port,
             "socket": self.folder / "socket",
-            "tmpdir": self.folder,  # a server that starts deletes temporary tables from the one that it shares with others
             "character-set-server": "utf8mb4",
             "default-time-zone": TIME_ZONE,
             "max-connections": 200,
@@ -46,7 +45,12 @@ class Mariadb(DatabaseServer):
             "innodb-flush-log-at-trx-commit": 0,
         }
         options = [f"--{name}={value}" for name, value in settings.items()]
-        return [program("mariadbd"), "--no-defaults", f"--datadir={self.data}", "--skip-name-resolve", *options]
+        command = [program("mariadbd"), "--no-defaults", f"--datadir={self.data}", "--skip-name-resolve"]
+        return [*command, self._tmpdir(), *options]
+
+    def _tmpdir(self) -> str:
+        """A folder of its own: a server that starts deletes the temporary tables of others, which crash then."""
+        return f"--tmpdir={self.folder}"
 
     def _asks_whether_ready(self) -> list[str]:
         return [program("mariadb-admin"), *self._connects(), "--connect-timeout=1", "ping"]
