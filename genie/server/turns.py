@@ -44,8 +44,16 @@ OVERRUN_PENALTY = 100
 """Number of iterations for which a caller waits after all others if its last part was the last one of an exhausted iteration. So
 clients of a namespace do not wait for expensive commands to many other namespaces."""
 
-MAX_EXHAUSTING = 10_000
-"""Number of such callers beyond which they are forgotten. Some may not exist any more."""
+PATIENCE = 64
+"""Number of denied parts of a caller after which no other part begins before its next one."""
+
+OVERDUE_ITERATIONS = 4
+"""Number of iterations for which all others wait for such a caller. After them, it must be denied `PATIENCE` parts again: it may
+not exist any more."""
+
+MAX_REMEMBERED = 10_000
+"""Number of callers with an `OVERRUN_PENALTY`, and of callers with denied parts, beyond which they are forgotten. Some may not
+exist any more."""
 
 
 class _Kind:
@@ -58,6 +66,8 @@ class _Kind:
         """The callers without a part in this iteration, with the iteration since which they wait."""
         self.late_before: dict[Caller, int] = {}
         """`late` of the previous iteration, without the callers that had a part since."""
+        self.denied: dict[Caller, int] = {}
+        """How many parts of a caller were denied since its last one."""
         self.skipped = 0
         """Number of the last iterations in which no part began although one was asked for."""
 
@@ -67,6 +77,7 @@ class IterationTurns:
 
     A caller whose part must wait asks again in the next iteration. Of the callers of one kind, the caller that has waited
     longest is first, apart from `OVERRUN_PENALTY`. The kind that was skipped for the most iterations is first in the next one.
+    Both orders only know who asked in the previous iteration, so `PATIENCE` bounds how often a caller is denied a part.
     """
 
     def __init__(self) -> None:
@@ -85,6 +96,10 @@ class IterationTurns:
         """The kind with which this iteration begins. None: any kind."""
         self._last: Caller = None
         """The caller of the last part of this iteration. None: it was not asked for, as there was time for every part."""
+        self._overdue: tuple[_Kind, Caller] | None = None
+        """The caller for whose part of a kind all others wait."""
+        self._overdue_until = 0
+        """The last iteration in which they wait."""
         self._exhausting: set[Caller] = set()
         """The callers whose last part was the last one of an exhausted iteration."""
         self._batches_before = 1
@@ -130,25 +145,42 @@ class IterationTurns:
             asyncio.get_running_loop().call_soon(self._end_after_others)
 
     def _begin(self, kind: _Kind, caller: Caller) -> bool:
-        """Return whether a part may begin. If not, remember since when the caller waits."""
+        """Return whether a part may begin. If not, remember since when the caller waits, and how often it was denied a part."""
         self.is_active = True
-        since, first = kind.late_before.get(caller), self._first
-        if since is None:
-            since = self._iteration + (OVERRUN_PENALTY if caller in self._exhausting else 0)
-        if self._resting:
-            may_begin = kind is self._batches
-        else:
-            may_begin = (first is None or first is kind or len(first.ran) > 0) and not (kind is self._slow and kind.ran)
-        # Callers that ask in alternate iterations would wait for each other for ever: so after a skipped iteration, any may begin.
-        is_next = kind.skipped > 0 or since <= min(kind.late_before.values(), default=since)
-        if not may_begin or self.is_exhausted or not is_next:
-            kind.late[caller] = since
+        is_second_slow = kind is self._slow and len(kind.ran) > 0
+        is_next = self._is_next(kind, caller) if self._overdue is None else self._overdue == (kind, caller)
+        if self.is_exhausted or is_second_slow or not is_next:
+            self._deny(kind, caller)
             return False
+        self._overdue = None
         kind.ran.add(caller)
         kind.late_before.pop(caller, None)
+        kind.denied.pop(caller, None)
         self._exhausting.discard(caller)
         self._last = caller
         return True
+
+    def _is_next(self, kind: _Kind, caller: Caller) -> bool:
+        """Return whether no other kind and no other caller is before this one."""
+        if self._resting and kind is not self._batches:
+            return False
+        if not self._resting and self._first is not None and self._first is not kind and not self._first.ran:
+            return False
+        # Those that wait may not ask in this iteration. So after one in which none of them ran, any may begin.
+        return kind.skipped > 0 or self._waits_since(kind, caller) <= min(kind.late_before.values(), default=1 << 63)
+
+    def _waits_since(self, kind: _Kind, caller: Caller) -> int:
+        since = kind.late_before.get(caller)
+        if since is not None:
+            return since
+        return self._iteration + (OVERRUN_PENALTY if caller in self._exhausting else 0)
+
+    def _deny(self, kind: _Kind, caller: Caller) -> None:
+        kind.late[caller] = self._waits_since(kind, caller)
+        denied = kind.denied[caller] = kind.denied.get(caller, 0) + 1
+        if denied >= PATIENCE and self._overdue is None:
+            kind.denied[caller] = 0
+            self._overdue, self._overdue_until = (kind, caller), self._iteration + OVERDUE_ITERATIONS
 
     def _end_after_others(self) -> None:
         """End the iteration. With uvloop, the scheduled callbacks are the rest of an iteration in which input was read, so an
@@ -176,6 +208,12 @@ class IterationTurns:
         self.is_exhausted = self._is_end_scheduled = False
         self._last = None
         self._iteration += 1
-        self.is_active = self._resting > 0 or self._batches_before > 1 or any(kind.late_before for kind in kinds)
-        if len(self._exhausting) > MAX_EXHAUSTING:
+        if self._iteration > self._overdue_until:
+            self._overdue = None
+        is_awaited = self._overdue is not None or any(kind.late_before for kind in kinds)
+        self.is_active = is_awaited or self._resting > 0 or self._batches_before > 1
+        if len(self._exhausting) > MAX_REMEMBERED:
             self._exhausting.clear()
+        for kind in kinds:
+            if len(kind.denied) > MAX_REMEMBERED:
+                kind.denied.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +25,15 @@ from genie.server.listener import AdmissionControl
 from genie.server.peer import Item, Peer
 from genie.server.pipeline import DeferredEvents
 from genie.server.scheduler import CommandScheduler, Execute
-from genie.server.turns import BATCH_S, ITERATION_S, LONG_S, RESTING_ITERATIONS, IterationTurns
+from genie.server.turns import (
+    BATCH_S,
+    ITERATION_S,
+    LONG_S,
+    OVERDUE_ITERATIONS,
+    PATIENCE,
+    RESTING_ITERATIONS,
+    IterationTurns,
+)
 from genie.server.watch_events import WatchEvents
 from support.core.sliced_pipeline import Client, World, expire
 from support.core.turns import TurnsWithoutLoop
@@ -350,3 +359,39 @@ def test_callers_that_ask_in_alternate_iterations_do_not_wait_for_each_other() -
         turns.run_slice(caller, done.append, caller)
         turns._end_iteration()
     assert set(done) == {"a", "b"}
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_nobody_is_denied_for_ever_however_often_the_callers_ask(seed: int) -> None:
+    """Each caller asks for parts of one kind, in a pattern of iterations of its own, at least in every fourth one."""
+    random, turns = Random(seed), IterationTurns()  # noqa: S311 - reproducible
+    callers = range(random.randint(2, 8))
+    kinds = [random.choice((turns._batches, turns._slices, turns._slow)) for _ in callers]
+    periods = [random.randint(1, OVERDUE_ITERATIONS) for _ in callers]
+    durations = [random.choice((0.0, ITERATION_S, 2 * LONG_S)) for _ in callers]
+    denied, most_denied = [0 for _ in callers], 0
+    for iteration in range(1_000):
+        for caller in random.sample(callers, len(callers)) if seed % 2 else callers:
+            if (iteration + caller) % periods[caller]:
+                continue
+            if turns._begin(kinds[caller], caller):
+                turns.spent_s += durations[caller]
+                turns.is_exhausted = turns.spent_s >= ITERATION_S
+                turns._exhausting |= {caller} if turns.is_exhausted else set()
+                denied[caller] = 0
+            else:
+                denied[caller] += 1
+                most_denied = max(most_denied, denied[caller])
+        turns._end_iteration()
+    assert most_denied <= PATIENCE + OVERDUE_ITERATIONS * len(callers)
+
+
+def test_a_caller_that_no_longer_asks_delays_the_others_for_a_few_iterations_only() -> None:
+    turns, begun = IterationTurns(), list[bool]()
+    turns.is_exhausted = True
+    for _ in range(PATIENCE):
+        turns._begin(turns._slow, "gone")
+    for _ in range(OVERDUE_ITERATIONS + 2):
+        turns._end_iteration()
+        begun.append(turns._begin(turns._batches, "other"))
+    assert begun == [False] * OVERDUE_ITERATIONS + [True, True]
