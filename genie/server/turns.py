@@ -44,11 +44,11 @@ OVERRUN_PENALTY = 100
 """Number of iterations for which a caller waits after all others if its last part was the last one of an exhausted iteration. So
 clients of a namespace do not wait for expensive commands to many other namespaces."""
 
-PATIENCE = 64
+MAX_DENIED = 64
 """Number of denied parts of a caller after which no other part begins before its next one."""
 
 OVERDUE_ITERATIONS = 4
-"""Number of iterations for which all others wait for such a caller. After them, it must be denied `PATIENCE` parts again: it may
+"""Number of iterations for which all others wait for such a caller. After them, it must be denied `MAX_DENIED` parts again: it may
 not exist any more."""
 
 MAX_REMEMBERED = 10_000
@@ -77,7 +77,7 @@ class IterationTurns:
 
     A caller whose part must wait asks again in the next iteration. Of the callers of one kind, the caller that has waited
     longest is first, apart from `OVERRUN_PENALTY`. The kind that was skipped for the most iterations is first in the next one.
-    Both orders only know who asked in the previous iteration, so `PATIENCE` bounds how often a caller is denied a part.
+    Both orders only know who asked in the previous iteration, so `MAX_DENIED` bounds how often a caller is denied a part.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class IterationTurns:
             return False
         if not self._resting and self._first is not None and self._first is not kind and not self._first.ran:
             return False
-        # Those that wait may not ask in this iteration. So after one in which none of them ran, any may begin.
+        # The callers that wait may not ask in this iteration. So after one in which none of them ran, any may begin.
         return kind.skipped > 0 or self._waits_since(kind, caller) <= min(kind.late_before.values(), default=1 << 63)
 
     def _waits_since(self, kind: _Kind, caller: Caller) -> int:
@@ -178,7 +178,7 @@ class IterationTurns:
     def _deny(self, kind: _Kind, caller: Caller) -> None:
         kind.late[caller] = self._waits_since(kind, caller)
         denied = kind.denied[caller] = kind.denied.get(caller, 0) + 1
-        if denied >= PATIENCE and self._overdue is None:
+        if denied >= MAX_DENIED and self._overdue is None:
             kind.denied[caller] = 0
             self._overdue, self._overdue_until = (kind, caller), self._iteration + OVERDUE_ITERATIONS
 

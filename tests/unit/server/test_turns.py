@@ -30,7 +30,7 @@ from genie.server.turns import (
     ITERATION_S,
     LONG_S,
     OVERDUE_ITERATIONS,
-    PATIENCE,
+    MAX_DENIED,
     RESTING_ITERATIONS,
     IterationTurns,
 )
@@ -383,13 +383,13 @@ def test_nobody_is_denied_for_ever_however_often_the_callers_ask(seed: int) -> N
                 denied[caller] += 1
                 most_denied = max(most_denied, denied[caller])
         turns._end_iteration()
-    assert most_denied <= PATIENCE + OVERDUE_ITERATIONS * len(callers)
+    assert most_denied <= MAX_DENIED + OVERDUE_ITERATIONS * len(callers)
 
 
 def test_a_caller_that_no_longer_asks_delays_the_others_for_a_few_iterations_only() -> None:
     turns, begun = IterationTurns(), list[bool]()
     turns.is_exhausted = True
-    for _ in range(PATIENCE):
+    for _ in range(MAX_DENIED):
         turns._begin(turns._slow, "gone")
     for _ in range(OVERDUE_ITERATIONS + 2):
         turns._end_iteration()
