@@ -29,8 +29,8 @@ from genie.server.turns import (
     BATCH_S,
     ITERATION_S,
     LONG_S,
-    OVERDUE_ITERATIONS,
     MAX_DENIED,
+    OVERDUE_ITERATIONS,
     RESTING_ITERATIONS,
     IterationTurns,
 )
