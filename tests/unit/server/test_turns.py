@@ -362,7 +362,7 @@ def test_callers_that_ask_in_alternate_iterations_do_not_wait_for_each_other() -
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_nobody_is_denied_for_ever_however_often_the_callers_ask(seed: int) -> None:
+def test_no_caller_is_denied_for_ever_however_often_the_callers_ask(seed: int) -> None:
     """Each caller asks for parts of one kind, in a pattern of iterations of its own, at least in every fourth one."""
     random, turns = Random(seed), IterationTurns()  # noqa: S311 - reproducible
     callers = range(random.randint(2, 8))
