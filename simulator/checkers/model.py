@@ -132,6 +132,8 @@ class Model:
         """How many sessions have begun with each secret."""
         self._stored_ids: set[int] = set()
         """The ids of all requests that were ever stored."""
+        self._ended_with_session: set[int] = set()
+        """The ids of the requests that the end of a session removed. A part of them may end before a session that is resumed."""
         self.extends: dict[int, list[tuple[float, float]]] = {}
         """The `extend` commands for each request id: when each was sent, and the new timeout in milliseconds."""
         self.records: dict[int, Message] = {}
@@ -288,11 +290,15 @@ class Model:
     def may_reuse_ref(self, earlier_id: int, connection: ConnectionHistory) -> bool:
         """Return whether sending the ref of the request `earlier_id` again on a connection may create a new request.
 
-        This is the case if the session has ended, or if the loss of the earlier request is excused. On another server it is
-        also the case if the earlier request ended in the batch in which it arrived, so that the request was never stored.
+        This is the case if the session has ended, or if the loss of the earlier request is excused. A session ends in parts,
+        and another leader may resume the rest: so it is also the case if the earlier request was among the first parts. On
+        another server it is also the case if the earlier request ended in the batch in which it arrived, so that the request
+        was never stored.
         """
         request = self.requests[earlier_id]
         if self.is_loss_excused(earlier_id) or request.generation != connection.generation:
+            return True
+        if earlier_id in self._ended_with_session:
             return True
         if request.ended_at is not None and earlier_id not in self._stored_ids:
             return request.connection.server != connection.server or request.ended_at < self.leadership_acquired_at
@@ -317,7 +323,9 @@ class Model:
             self._epoch = change.epoch
         if change.unrecoverable:
             self.lost_below_id = max([self.lost_below_id, *self.requests, *self.records, *self.locks]) + 1
-        for id_ in change.removed:
+        for id_, removed in change.removed.items():
+            if "session" in removed and removed.get("state") != "ended":
+                self._ended_with_session.add(id_)
             self.records.pop(id_, None)
             self._record_end(id_, entry.at)
         self._stored_ids.update(change.written)
