@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from genie.cli.options import one_line
 from genie.cli.output import print_error
@@ -21,16 +22,20 @@ class ReportedError(click.ClickException):
     """An error of a command, which prints as all messages of Genie do. Click would print `Error:` before it.
 
     The message is escaped, because it may contain an argument or the text of a server. It begins with the name of the
-    program, after the usage of the command if the command was not called correctly.
+    program, after the usage of the command if the command was not called correctly. A group without a command prints only
+    its help.
     """
 
     def __init__(self, error: click.ClickException, program: str) -> None:
+        self.exit_code = error.exit_code  # type: ignore[misc] # as click's own subclasses do in their class
+        if isinstance(error, NoArgsIsHelpError):
+            super().__init__(error.format_message())
+            return
         usage = ""
         if isinstance(error, click.UsageError) and error.ctx is not None:
             usage = f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n\n"
         escaped = "\n".join(map(printable, error.format_message().split("\n")))
         super().__init__(f"{usage}{program}: {escaped}")
-        self.exit_code = error.exit_code  # type: ignore[misc] # as click's own subclasses do in their class
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature
         """Print the error to stderr."""

@@ -40,6 +40,13 @@ def test_each_error_has_the_same_prefix_and_follows_the_usage(arguments: list[st
     assert " --help' for help." in usage[1]
 
 
+@pytest.mark.parametrize("group", [[], ["config"], ["store"]])
+def test_a_group_without_a_command_prints_only_its_help(group: list[str]) -> None:
+    result = CliRunner().invoke(main, group, prog_name="genie")
+    assert result.exit_code == 2
+    assert result.stderr == CliRunner().invoke(main, [*group, "--help"], prog_name="genie").stdout
+
+
 @pytest.mark.parametrize("command", ["history", "replay"])
 @pytest.mark.parametrize("arguments", [[], ["--history-dir", "/does/not/exist"]])
 def test_without_a_folder_the_error_says_how_to_record_a_history(command: str, arguments: list[str]) -> None:
