@@ -176,14 +176,14 @@ class AsyncConnection:
         if handler is not self._handler:
             return  # an earlier connection
         self._handler = None
-        if self.session.handshake.redirect is not None:
-            self._servers.on_redirect(handler.address, self.session.handshake.redirect)
         if self.session.up:
             reason = self._servers.on_disconnect(handler.address, reason, time.monotonic() - self._connected_at)
             if not self._closed and (self._reconnect_task is None or self._reconnect_task.done()):
                 self._reconnect_task = self._loop.create_task(self._reconnect())
         else:
             self._servers.on_failure(reason)
+        if self.session.handshake.redirect is not None:
+            self._servers.on_redirect(handler.address, self.session.handshake.redirect)
         self._deliver(self.session.on_disconnected(reason))
         handler.handshake_done.set()
 

@@ -85,6 +85,8 @@ class ServerList:
         """The leader that the last server named; None: none was named, or the leader was tried since."""
         self._last_failure = "no answer"
         """Why the last attempt or connection failed, for error messages."""
+        self._missing = "server"
+        """What is missing at the addresses, for error messages. If a server answered `unavailable`, it is not a server."""
         self._rejection = ""
         """The last server that rejected the client for good, with its error, for error messages; empty: none did."""
 
@@ -108,11 +110,12 @@ class ServerList:
     def on_failure(self, failure: str | BaseException) -> None:
         """Record, for error messages, why a connection or an attempt to connect failed.
 
-        An empty text keeps the reason of the previous failure.
+        An empty text keeps the reason of the previous failure. If the server was no leader, call `on_redirect` afterwards.
         """
         if isinstance(failure, BaseException):
             failure = "no answer" if isinstance(failure, TimeoutError) else describe_error(failure)
-        self._last_failure = failure or self._last_failure
+        if failure:
+            self._last_failure, self._missing = failure, "server"
 
     def on_silence(self, address: Address) -> None:
         """Try a server that did not answer `hello` after the others from now on."""
@@ -131,6 +134,7 @@ class ServerList:
         The leader will be tried next, with the TLS context of the follower. An invalid address is ignored.
         """
         self.any_server_answered = True
+        self._missing = "serving leader"
         try:
             self._leader = parse_address(leader, tls=server.tls) if leader else None
         except ValueError:
@@ -166,4 +170,4 @@ class ServerList:
         """Return why no server can be reached, with the reason of the last failure, for error messages."""
         rejection = f" ({self._rejection})" if self._rejection else ""
         addresses = ", ".join(map(format_address, self.addresses))
-        return f"no server at {addresses}: {self._last_failure}{rejection}"
+        return f"no {self._missing} at {addresses}: {self._last_failure}{rejection}"

@@ -147,7 +147,7 @@ class Handshake:
                 self._is_taken_over = True
         unavailable = isinstance(error, Unavailable)
         if unavailable or self.phase is not UP:
-            self.request_close(f"the server answered {error}")
+            self.request_close(f"the server answered: {error}")
         if unavailable:
             self.redirect = leader or ""
 

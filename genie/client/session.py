@@ -334,7 +334,7 @@ class ClientSession:
             self._handle_call_error(call, error, now)
         elif reply.ref is None:
             # The server could not parse a command. It is unknown which command, and its caller would wait: reconnect.
-            self.handshake.close_reason = f"the server answered {error}"
+            self.handshake.close_reason = f"the server answered: {error}"
 
     def _handle_call_error(self, call: Call, error: GenieError, now: float) -> None:
         """Handle an error reply to a call other than a request."""

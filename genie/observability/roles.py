@@ -1,11 +1,13 @@
-"""Describes the role of a server in a namespace as text: for the health checks, `genie status` and systemd."""
+"""Describes the role of a server in a namespace as text: for the health checks, error messages, `genie status` and systemd."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import UTC, datetime
 from typing import Protocol
 
-from genie.roles import Following, Leading, Role, Starting, StoreUnavailable, Waiting
+from genie.roles import Following, Leading, Role, Starting, StoreOutage, StoreUnavailable, Waiting
 
 
 class NamespaceView(Protocol):
@@ -39,9 +41,9 @@ def describe(view: NamespaceView) -> str:
         case Following(leader=leader, caught_up=caught_up):
             text = f"follower of {leader}" + ("" if caught_up else ", its replica has not caught up")
         case StoreUnavailable():
-            text = _describe_outage(view)
+            text = describe_outage(view.store_unavailable_since)
         case Leading() if not view.store_available:
-            text = f"leader, {_describe_outage(view)}"
+            text = f"leader, {describe_outage(view.store_unavailable_since)}"
         case Leading() if view.store_full:
             text = "leader, the store is out of memory: only releases are accepted"
     return text
@@ -58,7 +60,12 @@ def is_ready(view: NamespaceView) -> bool:
             return False
 
 
-def _describe_outage(view: NamespaceView) -> str:
-    since = view.store_unavailable_since
+def unix_begin(outage: StoreOutage) -> float:
+    """Return the Unix time at which an interruption of the store began."""
+    return time.time() - (asyncio.get_running_loop().time() - outage.since)
+
+
+def describe_outage(since: float | None) -> str:
+    """Return that the store is unavailable, and since when if the Unix time is known."""
     at = "" if since is None else f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
     return f"store unavailable{at}"

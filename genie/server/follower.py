@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from genie.errors import Code
+from genie.observability.roles import describe_outage, unix_begin
 from genie.protocol import replies
 from genie.roles import Following, Role, Starting, StoreUnavailable
 from genie.server.peer import CommandHandler, Input, Item, Peer
@@ -113,8 +114,8 @@ def _why_not_leading(role: Role) -> str:
     match role:
         case Following(leader=leader):
             return f"the leader is {leader}"
-        case StoreUnavailable():
-            return "the store is unavailable"
+        case StoreUnavailable(outage=outage):
+            return describe_outage(unix_begin(outage))
         case Starting():
             return "this server is starting, and the store has not answered yet"
         case _:

@@ -10,6 +10,7 @@ import structlog
 
 from genie.core import LockManager
 from genie.core.lock_order.analysis import LockOrder
+from genie.observability.roles import unix_begin
 from genie.observability.stats import Stats
 from genie.roles import (
     FollowerRole,
@@ -171,7 +172,7 @@ class Namespace:
     def store_unavailable_since(self) -> float | None:
         """Unix time at which the interruption of the store began, or None if the store is available."""
         outage = self.outage
-        return None if outage is None else time.time() - (asyncio.get_running_loop().time() - outage.since)
+        return None if outage is None else unix_begin(outage)
 
     @property
     def store_available(self) -> bool:

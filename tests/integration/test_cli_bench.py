@@ -407,7 +407,7 @@ def test_an_unavailable_store_is_reported() -> None:
     with scripted_server(talk) as port:
         done = bench(port)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"genie: no server at 127.0.0.1:{port}: the server answered {why}\n"
+    assert done.stderr == f"genie: no serving leader at 127.0.0.1:{port}: the server answered: {why}\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

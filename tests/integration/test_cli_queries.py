@@ -136,7 +136,7 @@ async def test_no_leader_is_one_error(args: list[str]) -> None:
         node.refusal = error("unavailable", "no leader is known")
         result = await asyncio.to_thread(with_longer_timeouts, node.port, *args)
     assert (result.returncode, result.stdout) == (1, "")
-    assert f"no server at 127.0.0.1:{node.port}: the server answered no leader is known" in result.stderr
+    assert f"no serving leader at 127.0.0.1:{node.port}: the server answered: no leader is known" in result.stderr
     assert is_one_line(result.stderr)
 
 
@@ -149,7 +149,7 @@ async def test_a_rejected_release_names_the_reason() -> None:
         if not is_timeout(result.stderr):
             break
     assert (result.returncode, result.stdout) == (1, "")
-    assert "the server answered no store" in result.stderr
+    assert "the server answered: no store" in result.stderr
     assert is_one_line(result.stderr)
     await rejecting
 

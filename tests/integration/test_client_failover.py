@@ -99,7 +99,7 @@ async def test_the_first_connection_is_bounded_and_a_redirect_loop_has_a_backoff
     for _ in range(2):
         await third.accept()
     skip(monkeypatch, LONG_S)
-    with pytest.raises(Unavailable, match=r"no server at .*this node does not lead"):
+    with pytest.raises(Unavailable, match=r"no serving leader at .*this node does not lead"):
         await entering
     tried = [len(node.open) for node in nodes]
     assert max(tried) - min(tried) <= 1, "each once a round"

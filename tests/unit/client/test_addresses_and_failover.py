@@ -165,6 +165,15 @@ def test_the_lost_server_is_tried_last():
     assert servers.explain_unavailable() == "no server at b:2, c:3, a:1: cut"
 
 
+def test_a_server_that_answers_unavailable_is_no_missing_server():
+    servers = ServerList([Address("a", 1)], 9)
+    servers.on_failure("the server answered: no leader is known")
+    servers.on_redirect(Address("a", 1), "")
+    assert servers.explain_unavailable() == "no serving leader at a:1: the server answered: no leader is known"
+    servers.on_failure("cut")
+    assert servers.explain_unavailable() == "no server at a:1: cut"
+
+
 class TestRedirects:
     """`leaders` says whom each node names."""
 
