@@ -270,7 +270,7 @@ def test_the_limits_are_the_code_s() -> None:
         f"at most {replies.MAX_ROW_RESOURCES} of its resources",
         f"1 ≤ K ≤ N ≤ {resources.MAX_UNITS:,}",
         f"at most {view.MAX_SEARCHED_NAMES:,} names of held requests and {view.MAX_SEARCHED_NAMES:,} of waiting requests",
-        f"If there are more than {dispatcher.MANY_NAMES:,}, it is executed after",
+        f"If there are more than {dispatcher.MANY_NAMES:,} locked names, the server executes the request after",
         f"unless it is longer than {session.MAX_RETAINED_REPLY_BYTES:,} bytes",
         f"1 to {resources.MAX_NAME} characters, any but control characters",
     ],
