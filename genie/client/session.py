@@ -262,7 +262,8 @@ class ClientSession:
         result: object = None
         match message:
             case messages.Inspected():
-                call = self.calls.pop(Inspect, message.payload.pop("ref", None))
+                ref = message.payload.pop("ref", None)
+                call = self.calls.pop(Inspect, ref if isinstance(ref, str) else None)
                 result = message.payload  # without `ref`
             case messages.Pong():
                 call = ping = self.calls.pop(Ping, message.payload.ref)

@@ -15,6 +15,10 @@ from genie.errors import Blocker, CycleStep
 from genie.protocol import codec, limits
 
 Id = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
+UnixTime = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
+"""A time in ms. It can be converted to seconds, unlike an integer with 400 digits."""
+WeightSum = Annotated[str, Meta(pattern="^[0-9]{1,100}$")]
+"""A sum of weights as decimal digits: at most as many weights of 78 digits as a request may have names."""
 
 
 class BlockerRow(Struct, gc=False):
@@ -24,7 +28,7 @@ class BlockerRow(Struct, gc=False):
     resource: str
     mode: str
     state: str
-    since: int
+    since: UnixTime
     transactionName: str | None = None  # noqa: N815 - the wire's name
     note: str | None = None
     traceparent: str | None = None
@@ -117,8 +121,8 @@ class Released(Struct, tag="released", tag_field="command"):
         cycle: list[str] = []
         cycleTotal: int = 0  # noqa: N815
         waits: list[CycleStep] = []
-        free: int | str | None = None
-        locked: int | str | None = None
+        free: int | WeightSum | None = None
+        locked: int | WeightSum | None = None
 
     payload: Payload
 

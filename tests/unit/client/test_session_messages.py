@@ -643,6 +643,30 @@ class TestErrorReplies:
         assert session.receive_data(pong(ping) + line + b"\n", 0.0) == [(ping, None, None)]
         assert session.handshake.close_reason
 
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            b'"reason":"insufficient","free":"1e9","locked":"1"',
+            b'"reason":"insufficient","free":"%s","locked":"1"' % (b"9" * 4301),
+            b'"reason":"queue-timeout","blockers":[{"id":1,"resource":"a","mode":"shared","state":"held","since":%s}]'
+            % (b"9" * 400),
+        ],
+    )
+    def test_a_request_whose_end_has_invalid_numbers_waits_for_the_next_connection(self, fields):
+        session = connected_session()
+        request = sent_request(session)
+        ended = b'{"command":"released","payload":{"id":1,"ref":"%s",%s}}\n' % (request.ref.encode(), fields)
+        assert session.receive_data(ended, 0.0) == []
+        assert "invalid message" in session.handshake.close_reason
+        assert request.state is RequestState.WAITING
+
+    def test_an_inspection_with_an_invalid_ref_is_ignored(self):
+        session = connected_session()
+        ping = Ping()
+        session.send(ping, 0.0)
+        answer = b'{"command":"inspected","payload":{"ref":[]}}\n'
+        assert session.receive_data(answer + pong(ping), 0.0) == [(ping, None, None)]
+
     def test_unknown_messages_of_a_newer_server_are_ignored(self):
         session = connected_session()
         ping = Ping()
