@@ -13,7 +13,7 @@ from genie.core.events import Blocker
 from genie.core.grant import units_fit
 from genie.core.lock_table import LockTable, Transaction
 from genie.core.model import HELD, QueueEntry, Request
-from genie.core.special import Subtree, contains
+from genie.core.special import Subtree, contains, range_below
 from genie.core.subtrees import has_conflicting_below, own_below
 from genie.lock_modes import CONFLICTS, IS, IX, SIX, WHOLE_NAMESPACE, Mode, QueueMode, S, U, X, is_subtree
 
@@ -33,8 +33,10 @@ counted: a request may be blocked by the last of 1,024 names only."""
 NAMES_PER_READ = 4
 """Names of a blocker that count as one read, if they are searched for its mode or for a name below a subtree."""
 MAX_SEARCHED_NAMES = 50_000
-"""Maximum number of names of held requests that one `inspect` compares with a subtree. The same limit applies to the names
-of waiting requests."""
+"""Maximum number of names in the lock table that one `inspect` compares with a subtree. With a transaction, the same limit applies
+to the names of its held requests, and to those of its waiting requests."""
+MAX_READ_RESOURCES = 10_000
+"""Maximum number of shared or contended names below a subtree whose holders and waiters one `inspect` reads."""
 MAX_COUNTED_ON_ARRIVAL = 100
 """Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
 count runs for every request with a trace context that begins to wait."""
@@ -304,8 +306,7 @@ def _find(table: LockTable, name: str | None, id: int | None, transaction: str |
     if name is None or name == WHOLE_NAMESPACE:
         return _all_of(table.held.values(), table.waiting.values())
     if is_subtree(name):
-        held, waiting = _within(name, table.held.values()), _within(name, table.waiting.values())
-        return _add_subtrees_above(table, name, held, waiting)
+        return _add_subtrees_above(table, name, *_find_within(table, name))
     return find_by_name(table, name)
 
 
@@ -319,9 +320,10 @@ def find_by_name(table: LockTable, name: str) -> Matches:
     queue = () if resource is None or resource.wait_queue is None else resource.wait_queue
     if not table.subtrees:
         return Matches(holders.values(), len(holders), (entry[2] for entry in queue), len(queue))
-    held_above, entries_above = of_subtrees_above(table, name)
-    held = [request for request in held_above if request.id not in holders]
-    entries = [entry for entry in entries_above if not _waits_in(name, entry[2])]
+    held_above, entries = of_subtrees_above(table, name)
+    held = [request for request in held_above if request.id not in holders] if holders else held_above
+    if queue:
+        entries = [entry for entry in entries if not _waits_in(name, entry[2])]
     merged = merge(queue, entries, key=_POSITION)
     return Matches(
         chain(held, holders.values()),
@@ -343,19 +345,25 @@ def _waits_in(name: str, request: Request) -> bool:
 def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[QueueEntry]]:
     """Return the holders of the subtrees that contain `name`, and the queue entries of their waiters, sorted.
 
-    Reads at most `MAX_INSPECTED_REQUESTS` of each.
+    Reads at most `MAX_INSPECTED_REQUESTS` of each. If there are more waiters, the first ones of each queue are read.
     """
     resources = [resource for _, resource in table.subtrees_above(name)]
     holders = chain.from_iterable([resource.holders.values() for resource in resources])
+    held = [*dict.fromkeys(islice(holders, MAX_INSPECTED_REQUESTS))]
     queues = [
-        resource.wait_queue.of_mode(mode)
+        queue
         for resource in resources
         if resource.wait_queue is not None
         for mode in (S, X, SIX)
+        if (queue := resource.wait_queue.of_mode(mode))
     ]
-    entries = {entry[2]: entry for entry in islice(merge(*queues, key=_POSITION), MAX_INSPECTED_REQUESTS)}
-    held = dict.fromkeys(islice(holders, MAX_INSPECTED_REQUESTS))
-    return list(held), sorted(entries.values(), key=_POSITION)
+    if len(queues) <= 1:  # the entries are sorted, and of different requests
+        return held, [*islice(chain(*queues), MAX_INSPECTED_REQUESTS)]
+    limit = MAX_INSPECTED_REQUESTS // len(queues)
+    # Sorting takes a third of the time of `merge`.
+    entries = sorted(chain.from_iterable([islice(queue, limit) for queue in queues]), key=_POSITION)
+    first = {entry[2]: entry for entry in reversed(entries)}  # of each request, the first of its entries
+    return held, sorted(first.values(), key=_POSITION)
 
 
 def _add_subtrees_above(
@@ -366,7 +374,7 @@ def _add_subtrees_above(
     With `transaction`, add only requests of this transaction. Waiting requests are in order of arrival.
     """
     if not table.subtrees:
-        return _all_of(held, waiting)
+        return _all_of(held, sorted(waiting, key=attrgetter("id")))
     held_above, entries_above = of_subtrees_above(table, name)
     above = [request for request in held_above if transaction in {None, request.transaction}]
     waiting_above = [entry[2] for entry in entries_above if transaction in {None, entry[2].transaction}]
@@ -409,13 +417,35 @@ def _names(request: Request, name: str) -> bool:
     )
 
 
+def _find_within(table: LockTable, subtree: str) -> tuple[list[Request], list[Request]]:
+    """Return the held and the waiting requests that name a subtree, or a name below it.
+
+    Compares `MAX_SEARCHED_NAMES` names with one holder, and as many others. Then it need not read the names of each request,
+    which would take ten times as long. Of the other names, it reads at most `MAX_READ_RESOURCES` with at most
+    `MAX_INSPECTED_REQUESTS` holders, and as many waiters.
+    """
+    first, end = range_below(subtree)
+    uncontended = table.uncontended
+    names = [name for name in islice(uncontended, MAX_SEARCHED_NAMES) if first <= name < end]
+    others = islice(table.resources.items(), MAX_SEARCHED_NAMES)
+    found = [*islice((resource for name, resource in others if first <= name < end), MAX_READ_RESOURCES)]
+    holders = islice(chain.from_iterable([resource.holders.values() for resource in found]), MAX_INSPECTED_REQUESTS)
+    held = dict.fromkeys(chain(map(uncontended.__getitem__, names), holders))
+    entries: list[QueueEntry] = []
+    for resource in found:
+        if resource.wait_queue is not None:
+            resource.wait_queue.collect(entries, limit=MAX_INSPECTED_REQUESTS)
+    waiting = dict.fromkeys([entry[2] for entry in entries[:MAX_INSPECTED_REQUESTS]])
+    return sorted(held, key=attrgetter("fence")), [*waiting]
+
+
 def _within(subtree: str, requests: Iterable[Request]) -> list[Request]:
     """Return the requests that name a subtree, or a name below it.
 
-    Reads them until they name `MAX_SEARCHED_NAMES` resources.
+    Reads at most `MAX_INSPECTED_REQUESTS` of them, until they name `MAX_SEARCHED_NAMES` resources.
     """
     prefix, found, left = subtree[:-2], list[Request](), MAX_SEARCHED_NAMES
-    for request in requests:
+    for request in islice(requests, MAX_INSPECTED_REQUESTS):
         names = request.names()
         left -= len(names)
         if left < 0:

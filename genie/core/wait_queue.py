@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import chain, islice
+from math import inf
 from operator import itemgetter
 from sys import maxsize
 from typing import ClassVar, Final
@@ -145,9 +146,14 @@ class SortedQueue:
         self._chunks = [merged[start : start + self.max_chunk] for start in range(0, len(merged), self.max_chunk)]
         self._uniform_owners = None
 
-    def collect(self, found: list[QueueEntry]) -> None:
-        """Add all entries to `found`. This is faster than an iteration."""
+    def collect(self, found: list[QueueEntry], limit: float = inf) -> None:
+        """Add all entries to `found`, or the first ones until it has `limit`. This is faster than an iteration.
+
+        The last chunk may exceed the limit.
+        """
         for chunk in self._chunks:
+            if len(found) >= limit:
+                break
             found += chunk
 
     def pop_chunk(self) -> list[QueueEntry]:
@@ -412,13 +418,15 @@ class WaitQueue:
         if mode > X and not queue:
             del self.others[mode]
 
-    def collect(self, found: list[QueueEntry], *, with_intentions: bool = True) -> None:
-        """Add all entries to `found`, in any order, or only those of requests that name this resource."""
-        self.shared.collect(found)
-        self.exclusive.collect(found)
+    def collect(self, found: list[QueueEntry], *, with_intentions: bool = True, limit: float = inf) -> None:
+        """Add entries to `found`, in any order, until it has about `limit`. Without intentions, add only those of requests that
+        name this resource.
+        """
+        self.shared.collect(found, limit)
+        self.exclusive.collect(found, limit)
         for mode, queue in self.others.items():
             if with_intentions or mode not in (IS, IX):
-                queue.collect(found)
+                queue.collect(found, limit)
 
     def pop_chunk(self) -> list[QueueEntry]:
         """Remove and return the first entries of one mode in the queue of a subtree. There must be some."""

@@ -11,6 +11,7 @@ from genie.core import LockManager, Release, Request, view
 from genie.core.model import details_of
 from genie.core.special import contains
 from genie.lock_modes import is_subtree
+from work.opcodes import OpcodeCounter
 
 NAMES = ("a/1", "a/2", "a/b/1", "b/1", "a/**", "a/b/**", "**")
 INSPECTED = (*NAMES, "a/3", "a/b/c/**", "c", "c/**", "a")
@@ -106,3 +107,54 @@ def test_a_bounded_number_of_requests_for_subtrees_is_read(monkeypatch: pytest.M
         for _ in range(20):
             manager.step(request(lock), 0)
     assert inspected(manager, resource="a/2")[2:] == (30, 30)
+
+
+def test_an_inspection_of_a_subtree_reads_the_names_in_the_table_and_not_those_of_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = LockManager()
+    held = [request(f"x:a/{number}", f"x:b/{number}") for number in range(20)]
+    shared, waiting = request("s:a/s"), request("x:a/0")
+    for each in (*held, shared, waiting):
+        manager.step(each, 0)
+    monkeypatch.delattr(Request, "names")
+    assert inspected(manager, resource="a/**")[:2] == ([*held, shared], [waiting])
+    assert inspected(manager, resource="c/**")[:2] == ([], [])
+
+
+def instructions(manager: LockManager, **filters: object) -> int:
+    counter = OpcodeCounter()
+    counter.start()
+    try:
+        view.inspect(manager.table, **filters)  # type: ignore[arg-type] # without rows, which are made later
+    finally:
+        counter.stop()
+    return counter.count
+
+
+def test_an_inspection_of_a_subtree_reads_a_bounded_number_of_holders_and_waiters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def count(names: int) -> int:
+        manager = LockManager()
+        for number in range(names):
+            manager.step(request(f"x:a/{number}"), 0)
+            manager.step(request(f"x:a/{number}"), 0)
+            manager.step(request("s:a/s"), 0)
+        for _ in range(names):
+            manager.step(request("x:a/s"), 0)
+        return instructions(manager, resource="a/**")
+
+    monkeypatch.setattr(view, "MAX_SEARCHED_NAMES", 100)
+    monkeypatch.setattr(view, "MAX_READ_RESOURCES", 50)
+    monkeypatch.setattr(view, "MAX_INSPECTED_REQUESTS", 50)
+    assert count(1_200) == count(600)
+
+
+def test_the_waiters_of_several_subtrees_above_a_name_are_sorted_and_not_merged() -> None:
+    manager = LockManager()
+    for lock in ("s:a/**", "s:a/b/**"):
+        for _ in range(1_000):
+            manager.step(request("x" + lock[1:] if manager.table.find(1) else lock), 0)
+    assert len(manager.table.waiting) > 1_000
+    assert instructions(manager, resource="a/b/1") < 50_000
