@@ -31,27 +31,29 @@ MAX_SHOWN_PREFIXES = 10
 """Number of prefixes that an error message lists."""
 
 MAX_LINEAR_PREFIXES = 16
-"""Number of prefixes that are all compared with a name. Among more, the only one that can match is searched."""
+"""A name is compared with each of this number of prefixes. Among more prefixes, a binary search finds the one that can match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated client, which may lock resources whose names begin with one of `prefixes` (None: any name)."""
+    """An authenticated client, with the resources that it may lock and its permissions."""
 
     name: str
     prefixes: tuple[str, ...] | None = None
+    """The client may lock resources whose names begin with one of these texts. None if it may lock any resource."""
     permissions: frozenset[str] = DEFAULT_PERMISSIONS
-    _sorted: list[str] = field(init=False, repr=False, compare=False)
-    """The prefixes in order, if there are many; else empty. A prefix that begins with another prefix is omitted."""
+    _sorted_prefixes: list[str] = field(init=False, repr=False, compare=False)
+    """The prefixes in ascending order, for a binary search. A prefix that begins with another prefix is omitted. Empty if there
+    are at most `MAX_LINEAR_PREFIXES`."""
 
     def __post_init__(self) -> None:
-        """Sort the prefixes if there are many."""
-        shortest: list[str] = []
+        """Prepare the binary search among many prefixes."""
+        sorted_prefixes: list[str] = []
         if self.prefixes is not None and len(self.prefixes) > MAX_LINEAR_PREFIXES:
-            for prefix in sorted(self.prefixes):  # a prefix is before what it begins
-                if not shortest or not prefix.startswith(shortest[-1]):
-                    shortest.append(prefix)
-        object.__setattr__(self, "_sorted", shortest)
+            for prefix in sorted(self.prefixes):  # `a` comes right before all texts that begin with `a`
+                if not sorted_prefixes or not prefix.startswith(sorted_prefixes[-1]):
+                    sorted_prefixes.append(prefix)
+        object.__setattr__(self, "_sorted_prefixes", sorted_prefixes)  # the dataclass is frozen
 
     def has_permission(self, permission: str) -> bool:
         """Return whether the principal has a permission. `admin` includes all permissions."""
@@ -63,19 +65,19 @@ class Principal:
         return self.first_forbidden((name[:-2] if is_subtree(name) else name,)) is None
 
     def first_forbidden(self, names: Iterable[str]) -> str | None:
-        """Return the first of these texts that does not begin with a prefix of the principal; None if all do."""
-        prefixes, shortest = self.prefixes, self._sorted
+        """Return the first of `names` that begins with no prefix of the principal, or None if there is no such name."""
+        prefixes, sorted_prefixes = self.prefixes, self._sorted_prefixes
         if prefixes is None:
             return None
-        if not shortest:
-            for name in names:
-                if not name.startswith(prefixes):
-                    return name
-            return None
         for name in names:
-            # If a prefix of `name` is in the list, it is the last entry that is not after `name`: any entry between them would
-            # begin with this prefix, and such entries are omitted.
-            if not name.startswith(shortest[max(0, bisect_right(shortest, name) - 1)]):
+            if sorted_prefixes:
+                # Only the last prefix that is not after `name` can match: a prefix between a match and `name` would begin with
+                # the match, and such prefixes are omitted.
+                index = max(0, bisect_right(sorted_prefixes, name) - 1)
+                is_allowed = name.startswith(sorted_prefixes[index])
+            else:
+                is_allowed = name.startswith(prefixes)
+            if not is_allowed:
                 return name
         return None
 
@@ -85,15 +87,17 @@ class Principal:
         return self.prefixes is None or ADMIN in self.permissions
 
     def may_see(self, name: str) -> bool:
-        """Return whether the principal may see the resource `name`, or if it is a subtree, any name below it."""
-        if self.sees_all or self.may_access(name):
+        """Return whether the principal may see the resource `name`, or at least one name below it if it is a subtree."""
+        prefixes, sorted_prefixes = self.prefixes, self._sorted_prefixes
+        if prefixes is None or self.sees_all or self.may_access(name):
             return True
-        if self.prefixes is None or not is_subtree(name):
+        if not is_subtree(name):
             return False
-        if not self._sorted:
-            return any(prefix.startswith(name[:-2]) for prefix in self.prefixes)
-        index = bisect_left(self._sorted, name[:-2])  # the first prefix that may begin with it
-        return index < len(self._sorted) and self._sorted[index].startswith(name[:-2])
+        beginning = name[:-2]  # of all names below the subtree
+        if not sorted_prefixes:
+            return any(prefix.startswith(beginning) for prefix in prefixes)
+        index = bisect_left(sorted_prefixes, beginning)  # of the first prefix that can begin like the subtree
+        return index < len(sorted_prefixes) and sorted_prefixes[index].startswith(beginning)
 
     def may_see_all(self, prefix: str) -> bool:
         """Return whether the principal may see all resources whose names begin with `prefix`."""
@@ -143,20 +147,29 @@ class Credential:
 
     principal: Principal
     token: str | None
-    """None: only a certificate authenticates the principal."""
+    """None if only a certificate authenticates the principal."""
 
 
 Parts = Generator[None, None, T]
-"""Work in parts: the caller may do other work, such as that of an event loop, between two of them."""
+"""Work in parts, with a result of type T. Between two parts, the caller can do other work."""
+
+
+def _do_all_parts(parts: Parts[T]) -> T:
+    """Do all parts of some work without a pause, and return its result."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return cast("T", end.value)
 
 
 def _read_token_file(path: str) -> tuple[str, bool]:
     """Return the text of a token file, and whether every user of this machine can read the file.
 
-    Raises ValueError if the file cannot be read or is too long; the message names the file.
+    Raises ValueError, with the path in the message, if the file cannot be read or is too long.
     """
     try:
-        data, mode = read_regular_file(path, MAX_FILE_BYTES + 1)  # one byte more shows that the file is too long
+        data, mode = read_regular_file(path, MAX_FILE_BYTES + 1)  # the additional byte shows that the file is too long
         text = data.decode("utf-8-sig")  # accepts a byte order mark
     except OSError as error:
         raise ValueError(f"GENIE_TOKEN_FILE: {path} can't be read: {error.strerror or error}") from None
@@ -206,8 +219,10 @@ def _parse_credentials(text: str, *, certificates_required: bool) -> Parts[list[
     for name, section in sections.items():
         credential = _parse_credential(name, section, certificates_required=certificates_required)
         credentials.append(credential)
-        if credential.token is not None and (other := name_by_token.setdefault(credential.token, name)) != name:
-            raise ValueError(f"[{name}] has the same token as [{other}]; each must have its own")
+        if credential.token is not None:
+            first_name = name_by_token.setdefault(credential.token, name)
+            if first_name != name:
+                raise ValueError(f"[{name}] has the same token as [{first_name}]; each must have its own")
         if len(credentials) % SECTIONS_PER_PART == 0:
             yield
     if not credentials:
@@ -218,23 +233,22 @@ def _parse_credentials(text: str, *, certificates_required: bool) -> Parts[list[
 def _parse_sections(text: str) -> Parts[dict[str, Any]]:
     """Parse a TOML text with sections, `SECTIONS_PER_PART` in a part. Raises TOMLDecodeError or RecursionError if it is invalid.
 
-    A line that begins like a section may be in a string or in a list. Then the text before it is not TOML, and no section of it
-    is used: all is parsed in one part, as if the text is invalid, or if a section continues an earlier one.
+    The text is cut before lines that look like the start of a section. Such a line may also be in a string or a list, or may
+    continue an earlier section. Then a piece is not valid by itself, and the whole text is parsed at once.
     """
-    bounds = [0, *[match.start() for match in _SECTION.finditer(text)][SECTIONS_PER_PART::SECTIONS_PER_PART], len(text)]
+    section_starts = [match.start() for match in _SECTION.finditer(text)]
+    cuts = [0, *section_starts[SECTIONS_PER_PART::SECTIONS_PER_PART], len(text)]
     sections: dict[str, Any] = {}
-    for start, end in pairwise(bounds):
+    for start, end in pairwise(cuts):
         try:
-            part = tomllib.loads(text[start:end])
+            piece = tomllib.loads(text[start:end])
         except (tomllib.TOMLDecodeError, RecursionError):
-            break
-        if not sections.keys().isdisjoint(part):
-            break
-        sections |= part
+            return tomllib.loads(text)
+        if not sections.keys().isdisjoint(piece):
+            return tomllib.loads(text)
+        sections |= piece
         yield
-    else:
-        return sections
-    return tomllib.loads(text)
+    return sections
 
 
 def _parse_credential(name: str, section: Any, *, certificates_required: bool) -> Credential:
@@ -261,12 +275,12 @@ def _parse_credential(name: str, section: Any, *, certificates_required: bool) -
 
 
 def _redacted(key: str) -> str:
-    """Return the text for a key in an error message: "a key" if its length is that of a token, which must stay secret."""
+    """Return the text for a key in an error message. A long key may be a token, which must stay secret."""
     return key if len(key) < MIN_TOKEN_LENGTH else "a key"
 
 
 def _parse_prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return the resource prefixes in the section of the principal `name`. None: all resources are allowed."""
+    """Return the resource prefixes in the section of the principal `name`, or None if it may lock all resources."""
     prefixes = section.get("prefixes")
     if prefixes is None:
         return None
@@ -282,7 +296,7 @@ def _parse_prefixes(name: str, section: dict[str, Any]) -> tuple[str, ...] | Non
 
 
 def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
-    """Return the permissions in the section of the principal `name`: the value of the key `may`, else the default."""
+    """Return the permissions in the section of the principal `name`: the value of the key `may`, or the default."""
     permissions = section.get("may")
     if permissions is None:
         return DEFAULT_PERMISSIONS
@@ -305,8 +319,7 @@ def _parse_permissions(name: str, section: dict[str, Any]) -> frozenset[str]:
 class AccessControl:
     """Finds the principal of a token or a certificate. Immutable: a reload of the token file makes a new object.
 
-    `certificates_required`: clients must present a certificate. `file_world_readable`: every user of this machine can
-    read the token file.
+    With `certificates_required`, clients must present a certificate.
     """
 
     def __init__(
@@ -329,7 +342,7 @@ class AccessControl:
             self._add(credential)
 
     def _add(self, credential: Credential) -> None:
-        """Add a credential. Only during the creation."""
+        """Add a credential. Called only while the object is created."""
         principal = credential.principal
         self._principal_by_name[principal.name] = principal
         if credential.token is not None:
@@ -343,18 +356,13 @@ class AccessControl:
         If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token file
         is invalid; the message names the file and the section.
         """
-        parts = cls.load_in_parts(token, token_file, certificates_required=certificates_required)
-        while True:
-            try:
-                next(parts)
-            except StopIteration as end:
-                return cast("AccessControl", end.value)
+        return _do_all_parts(cls.load_in_parts(token, token_file, certificates_required=certificates_required))
 
     @classmethod
     def load_in_parts(
         cls, token: str | None, token_file: str | None, *, certificates_required: bool = False
     ) -> Parts[AccessControl]:
-        """Load the access tokens as `load` does, but in parts of a few ms each: a file may have thousands of principals."""
+        """Do the work of `load` in parts of a few ms each, because a token file may have thousands of principals."""
         if token is not None and token_file is not None:
             raise ValueError("GENIE_TOKEN and GENIE_TOKEN_FILE are mutually exclusive: set only one")
         credentials: list[Credential] = []
@@ -387,7 +395,7 @@ class AccessControl:
     def by_token(self, token: str) -> Principal | None:
         """Return the principal of a token, or None if the token is unknown.
 
-        Prevents timing attacks: compares all digests, each in constant time, even after a match.
+        Compares all digests, each in constant time, even after a match. So the duration says nothing about the tokens.
         """
         presented_digest = _digest(token)
         match = None
@@ -407,9 +415,9 @@ class AccessControl:
         return self._principal_by_name.get(name) or Principal(name)
 
     def by_name(self, name: str) -> Principal | None:
-        """Return the current principal of a client that a token of the principal `name` has authenticated before.
+        """Return the principal `name` with its current prefixes and permissions, or None if it has no token.
 
-        Returns None if the token file was reloaded since, and has no token for this principal anymore.
+        For a client that a token of this principal has authenticated before the token file was reloaded.
         """
         return self._principal_by_name[name] if name in self._names_with_token else None
 

@@ -14,24 +14,24 @@ from genie.roles import FollowerRole, StoreOutage
 
 
 class Node(Struct, frozen=True):
-    """One server process, as the other servers of a namespace see it.
-
-    `boot`, `host` and `listening` identify the process: only one process can listen on an address of one machine. So two
-    nodes with the same three values are the same server before and after a restart, and the old process is gone.
-    `boot` is empty if the system has no boot id. `address` is where clients connect. A leader may act for `lease_ms`
-    after it sent its last acknowledged commit.
-    """
+    """One server process, as the other servers of a namespace see it."""
 
     listening: str = ""
+    """The address, `host:port`, on which the process listens."""
     address: str = ""
+    """The address, `host:port`, to which clients connect."""
     lease_ms: int = 3_000
+    """How long a leader may act after it sent its last acknowledged commit."""
     boot: str = ""
+    """The boot id of the machine. Empty if the system has none."""
     host: str = ""
+    """The host name of the machine."""
 
     def is_restart_of(self, other: Node) -> bool:
-        """Return whether this node is the server `other` after a restart.
+        """Return whether this node is the server `other` after a restart, so that the process of `other` is gone.
 
-        False if the boot id is unknown: the two nodes may then be on different machines.
+        Only one process can listen on an address of one machine. False if the boot id is unknown, because the two nodes may
+        then be on different machines.
         """
         return bool(self.boot) and (self.boot, self.host, self.listening) == (other.boot, other.host, other.listening)
 
@@ -39,8 +39,8 @@ class Node(Struct, frozen=True):
 def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int, boot: str = "") -> Node:
     """Return this process as a node. `listening` is the (host, port) on which it listens.
 
-    Clients connect to `advertise` (`host:port`). The default is the listening address, with the host name of this machine
-    if the server listens on all interfaces.
+    Clients connect to `advertise` (`host:port`). If it is None, clients connect to the listening address, or to the host name
+    of this machine if the server listens on all interfaces.
     """
     host, port = listening
     host_name = socket.gethostname()
@@ -57,7 +57,7 @@ def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int, 
 
 
 def encode_node(node: Node | None) -> bytes:
-    """Return a node as JSON, or an empty string for None. The empty string is stored after the leader has resigned."""
+    """Return a node as JSON, or empty bytes for None, which are stored after the leader has resigned."""
     return b"" if node is None else json.encode(node)
 
 
@@ -88,24 +88,25 @@ class SessionOrigin(Origin, Protocol):
 
 @dataclass(slots=True)
 class RetainedReply:
-    """The terminal reply to a session's request, kept to be sent again after a reconnect and to recognize its `ref`.
-
-    `at` is the lock manager's time (ms) when the request ended. `message` is the message as sent, with its newline. The
-    message is empty if the session released the request itself, because that reply need not be sent again. `reason` is
-    stored as part of `message`; `request` is not stored.
-    """
+    """The final reply to a session's request, kept to be sent again after a reconnect and to recognize a repeated `ref`."""
 
     id: int
+    """The id of the request."""
     ref: str | None
+    """The idempotency key of the request, if the client has given one."""
     origin: SessionOrigin
+    """The session that made the request."""
     at: float
+    """When the request ended, in milliseconds of the lock manager's clock."""
     message: bytes
+    """The message as sent, with its newline. Empty if the session released the request itself: that reply is not sent again."""
     reason: Reason = SUCCESS
+    """Why the request ended. Stored as part of `message`."""
     request: Request | None = None
-    """The ended request, to check that another request with the same `ref` is equivalent. None after a restart or takeover,
-    and if the request was large."""
+    """The ended request, to check that another request with the same `ref` is equivalent. Not stored, so it is None after a
+    restart or takeover. Also None if the request was large."""
     fingerprint: bytes | None = None
-    """In place of a large `request`: a digest of its parameters. Not stored."""
+    """A digest of the parameters of a large request, which replaces `request`. Not stored."""
 
 
 Change = Request | RetainedReply | None
@@ -116,27 +117,28 @@ Change = Request | RetainedReply | None
 class Batch:
     """One group commit: the store applies all of it or nothing.
 
-    `changes` maps the ids that changed to their new values. The other fields are the lock manager's counters and clock
-    (ms) after the batch. Ids below `next_id` may be in use; `next_id` and all greater ids are unused.
+    The counters and the clock are those of the lock manager after the batch.
     """
 
     changes: dict[int, Change] = field(default_factory=dict)
+    """The new value of each id that has changed."""
     next_id: int = 1
+    """This id and all greater ids are unused."""
     next_fence: int = 1
+    """This fencing token and all greater ones are unused."""
     clock_ms: float = 0.0
 
 
 class StateMachine:
-    """The state of a namespace after all batches applied so far, from which a new leader continues.
-
-    `manager` has the locks, wait queues and deadlines. `retained_replies` maps request ids to the replies that clients may
-    still request again. `clock_ms` is the time of the lock manager at the last batch.
-    """
+    """The state of a namespace after all batches applied so far, from which a new leader continues."""
 
     def __init__(self) -> None:
         self.manager = LockManager()
+        """The locks, wait queues, deadlines and counters."""
         self.retained_replies: dict[int, RetainedReply] = {}
+        """By request id, the replies that clients may still request again."""
         self.clock_ms = 0.0
+        """The time of the lock manager at the last batch."""
 
     def apply(self, batch: Batch) -> None:
         """Apply one batch: replace, add or delete each changed request and retained reply, and set the counters.
@@ -145,8 +147,8 @@ class StateMachine:
         have the same queue position.
         """
         manager, retained = self.manager, self.retained_replies
-        # A loaded state is applied to an empty one, which has no old values.
-        replaced: Iterable[int] = batch.changes if manager.table.held or manager.table.waiting or retained else ()
+        is_empty = not (manager.table.held or manager.table.waiting or retained)
+        replaced: Iterable[int] = () if is_empty else batch.changes
         for id_ in replaced:
             retained.pop(id_, None)
         requests: list[Request] = []
@@ -194,7 +196,7 @@ def is_stored(request: Request) -> bool:
 
 
 class LeadershipLost(Exception):
-    """The node no longer leads the namespace, or cannot be sure of leading it. The node must not send anything to clients."""
+    """The node does not lead the namespace any more, or cannot be sure to lead it. It must not send anything to clients."""
 
 
 class UnknownFormat(ValueError):
@@ -202,15 +204,16 @@ class UnknownFormat(ValueError):
 
 
 class UnsafeStore(ValueError):
-    """The configuration of the store breaks what the settings of the server promise about acknowledged commits."""
+    """The settings of the server promise that acknowledged commits survive, and the configuration of the store can lose them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMemory:
-    """The memory that the store uses, and the limit from which on it rejects new requests, in bytes. 0 means no limit."""
+    """The memory of the store, in bytes."""
 
     used: int
     limit: int
+    """The store rejects new requests while it uses more memory than this. 0 if there is no limit."""
 
 
 class Store(Protocol):
@@ -236,18 +239,18 @@ class Store(Protocol):
     ) -> StateMachine:
         """Follow the namespace until this node leads it, and return its state. Call `open` again after LeadershipLost.
 
+        `snapshot` must return the current state while this node leads: the store uses it to restore lost data.
+        `on_role_changed` is called with each new role of this node until it leads.
+
         Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format that
         this version does not know.
-
-        `on_role_changed` is called with each new role of this node until it leads.
-        `snapshot` must return the current state while this node leads: the store uses it to restore lost data.
         """
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done(None)`; `done` may be called before `commit` returns.
+        """Write a batch, and retry until it is stored. Then call `done(None)`, possibly before `commit` returns.
 
-        The store retries the batch until it is stored. `done` is called with an error only if retrying is useless, for
-        example `LeadershipLost`. The caller must not commit the next batch before `done` was called.
+        `done` is called with an error if retrying is useless, for example with `LeadershipLost`. The caller must not commit
+        the next batch before `done` was called.
         """
 
     async def wait_for_transfer_request(self) -> None:
