@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         "deletions are never written by a checkpoint",
         "storage/redis/checkpoint.py",
-        '[line for line in part if b" " not in line]',
+        "[line for line in part if _is_deletion(line)]",
         "[]",
     ),
     Mutant(

@@ -66,18 +66,21 @@ class Sizes(Struct, rename="camel"):
     """The number of records in the checkpointed state."""
     state_memory: int | None = None
     held: int = 0
+    """The number of held requests."""
     waiting: int = 0
+    """The number of waiting requests."""
     retained_replies: int = 0
 
 
 class Report(Struct, rename="camel"):
-    """The result of a check. `sound` is whether there are no findings."""
+    """The result of a check."""
 
     namespace: str
     sound: bool = True
+    """True if there are no findings."""
     findings: list[Finding] = field(default_factory=list)
     omitted_findings: int = 0
-    """How many further findings were omitted: each part reports at most `MAX_FINDINGS`."""
+    """The number of findings beyond `MAX_FINDINGS` of a part, which are not in `findings`."""
     version: str | None = None
     """The version of the stored format. None if the field is missing."""
     epoch: int | None = None
@@ -89,7 +92,7 @@ class Report(Struct, rename="camel"):
     """The position of the checkpoint."""
     counters: Counters | None = None
     abandoned_states: list[str] = field(default_factory=list)
-    """Keys of states that a crashed leader left. The next leader deletes them, so they are no finding."""
+    """Keys of states that a crashed leader left. They are no finding, because the next leader deletes them."""
     sizes: Sizes = field(default_factory=Sizes)
 
 
@@ -98,7 +101,7 @@ async def check_namespace(url: str, namespace: str) -> Report | None:
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
         for _ in range(MAX_ATTEMPTS):
-            with suppress(_Changed):
+            with suppress(_Changed):  # the next attempt starts again
                 return await _Check(primary, namespace).run()
     finally:
         primary.drop()
@@ -109,7 +112,9 @@ async def check_namespace(url: str, namespace: str) -> Report | None:
 
 
 class _Changed(Exception):
-    """The log was trimmed beyond the checkpoint that was read, or another state is current: start again."""
+    """The namespace has changed so much that the check must start again: the log was trimmed beyond the checkpoint that was
+    read, or another state is current.
+    """
 
 
 class _Unreadable(Exception):
@@ -128,7 +133,10 @@ class _Check:
         """The number of findings of each part."""
 
     async def run(self) -> Report | None:
-        """Check everything, and return the report, or None if the namespace has neither metadata nor a log."""
+        """Check everything, and return the report, or None if the namespace has neither metadata nor a log.
+
+        Raises _Changed if the check must start again.
+        """
         report = self._report
         if not await self._primary.call("EXISTS", self._keyspace.meta, self._keyspace.log):
             return None
@@ -157,8 +165,8 @@ class _Check:
         await self._read_log(log, latest)
         self._report_meta(latest)
         self._check_epochs(latest, log)
-        changes = self._decode_state(records) | log.new_changes
-        changes = {id_: changes[id_] for id_ in sorted(changes)}
+        recovered = self._decode_state(records) | log.new_changes
+        changes = {id_: recovered[id_] for id_ in sorted(recovered)}
         counters = log.new_counters or meta.checkpoint.counters
         self._report.counters = Counters(counters.clock_ms, counters.next_id, counters.next_fence)
         self._check_locks(changes, counters)
@@ -173,7 +181,7 @@ class _Check:
         except UnknownFormat as error:
             self._add_finding("meta", str(error))
         except ErrorReply as error:
-            if "WRONGTYPE" not in str(error):  # in the middle of the message if a script has failed
+            if "WRONGTYPE" not in str(error):  # not `error.code`: the error of a script has this code in its message
                 raise
             self._add_finding("meta", f"a key has another type: {error}")
         else:
@@ -197,15 +205,16 @@ class _Check:
 
         If the state is missing, or is not a hash, add a finding and return no records.
         """
-        keys = [meta.epoch.state, self._keyspace.meta, self._keyspace.log]
-        kind = (await self._primary.read(keys, "TYPE")).decode()
-        if kind != "hash":
-            finding = f"the state is a {kind}"
-            if kind == "none":
-                if (await self._read_meta()).epoch.state != meta.epoch.state:
-                    raise _Changed
-                finding = f"the state {meta.epoch.state} is missing: Redis has lost a key"
-            self._add_finding("checkpoint", finding)
+        state = meta.epoch.state
+        keys = [state, self._keyspace.meta, self._keyspace.log]
+        redis_type = (await self._primary.read(keys, "TYPE")).decode()
+        if redis_type == "none":  # there is no such key
+            if (await self._read_meta()).epoch.state != state:
+                raise _Changed
+            self._add_finding("checkpoint", f"the state {state} is missing: Redis has lost a key")
+            return {}
+        if redis_type != "hash":
+            self._add_finding("checkpoint", f"the state is a {redis_type} and must be a hash: {state}")
             return {}
         records: dict[bytes, bytes] = {}
         cursor = None
@@ -221,25 +230,30 @@ class _Check:
         if not latest.has_log:
             self._add_finding("log", "the log is missing: Redis has lost a key, and the commits after the checkpoint")
             return
-        checkpoint = log.meta.checkpoint.position
-        start, last = "-", encode_position(latest.position)
-        while start != f"({last}":
-            entries = await self._primary.call("XRANGE", self._keyspace.log, start, last, "COUNT", MAX_READ_ENTRIES)
+        end = encode_position(latest.position)
+        read_up_to: str | None = None
+        while read_up_to != end:
+            start = "-" if read_up_to is None else f"({read_up_to}"  # `(` excludes the entry itself
+            entries = await self._primary.call("XRANGE", self._keyspace.log, start, end, "COUNT", MAX_READ_ENTRIES)
             if not entries:  # the log was replaced, or its slot is being migrated
                 raise _Changed
             decoded = [
                 (decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))) for id_, fields in entries
             ]
-            is_trimmed = not log.continues(*decoded[0]) and await self._begins_at(decoded[0][0])
-            # The leader may have moved the checkpoint after `latest` was read, and then have trimmed the log.
-            if is_trimmed and (start != "-" or (await self._read_meta()).checkpoint.position != checkpoint):
+            first_position, first_values = decoded[0]
+            is_trimmed = not log.continues(first_position, first_values) and await self._log_begins_at(first_position)
+            if is_trimmed and (read_up_to is not None or await self._has_moved_checkpoint(log.meta)):
                 raise _Changed
             for position, values in decoded:
                 log.add(position, values, self._decoder)
-            start = f"({entries[-1][0].decode()}"
+            read_up_to = entries[-1][0].decode()
         self._report.sizes.log_entries, self._report.sizes.log_bytes = log.entry_count, log.batch_bytes
 
-    async def _begins_at(self, position: Position) -> bool:
+    async def _has_moved_checkpoint(self, meta: Meta) -> bool:
+        """Return whether the leader has written a checkpoint since `meta` was read, after which it may have trimmed the log."""
+        return (await self._read_meta()).checkpoint.position != meta.checkpoint.position
+
+    async def _log_begins_at(self, position: Position) -> bool:
         """Return whether the log has entries, and none before `position`."""
         oldest = await self._primary.call("XRANGE", self._keyspace.log, "-", "+", "COUNT", 1)
         return bool(oldest) and decode_position(oldest[0][0]) >= position
@@ -260,21 +274,30 @@ class _Check:
         ends = meta.history.ends
         if any(first >= second for first, second in pairwise(ends)):
             self._add_finding("epochs", f"the history is not ascending: {' '.join(map(encode_position, ends))}")
-        checkpoint, epoch = meta.checkpoint.position, meta.epoch.number
+        checkpoint = meta.checkpoint.position
         if not meta.history.contains(checkpoint):
             self._add_finding("checkpoint", f"the checkpoint {encode_position(checkpoint)} is not on the history")
-        if meta.has_log and meta.position[0] != epoch:
-            self._add_finding("epochs", f"the log ends in epoch {meta.position[0]}, and the metadata has {epoch}")
-        if log.leader is not None and log.last_epoch == epoch and meta.has_log:
-            leader = b"" if log.has_resigned else log.leader
-            if decode_node(leader) != meta.node:
-                self._add_finding("epochs", f"the metadata names another leader than the takeover {epoch}-0")
+        if meta.has_log:
+            self._check_current_epoch(meta, log)
         for epoch, base in log.bases.items():
-            before = max((position for position in ends if position[0] < epoch), default=(0, 0))
-            # (0, 0) is the base of a restored snapshot, and is before the first epoch in the history.
-            if base != before and (0, 0) not in (base, before):
-                texts = f"{encode_position(base)} in the log, and from {encode_position(before)} in the history"
-                self._add_finding("epochs", f"epoch {epoch} continues from {texts}")
+            expected_base = max((position for position in ends if position[0] < epoch), default=(0, 0))
+            # (0, 0) is the base of a restored snapshot, and precedes the first epoch in the history.
+            if base != expected_base and (0, 0) not in (base, expected_base):
+                self._add_finding(
+                    "epochs",
+                    f"epoch {epoch} continues from {encode_position(base)} in the log, "
+                    f"and from {encode_position(expected_base)} in the history",
+                )
+
+    def _check_current_epoch(self, meta: Meta, log: _LogCheck) -> None:
+        """Check that the metadata and the end of the log agree on the epoch and its leader."""
+        epoch = meta.epoch.number
+        if meta.position[0] != epoch:
+            self._add_finding("epochs", f"the log ends in epoch {meta.position[0]}, and the metadata has {epoch}")
+        if log.leader is not None and log.last_epoch == epoch:
+            leader = None if log.has_resigned else decode_node(log.leader)
+            if leader != meta.node:
+                self._add_finding("epochs", f"the metadata names another leader than the takeover {epoch}-0")
 
     def _decode_state(self, records: dict[bytes, bytes]) -> dict[int, Change]:
         """Return the decoded records of the state by id. For a record that cannot be decoded, add a finding."""
@@ -300,7 +323,7 @@ class _Check:
 
 
 def find_counter_violations(changes: dict[int, Change], counters: Batch) -> list[str]:
-    """Return a sentence for each id and each fencing token that the counters do not cover: it could be assigned again."""
+    """Return a sentence for each id and fencing token that could be assigned again, because its counter is too low."""
     violations = []
     for id_, change in changes.items():
         if change is not None and not 0 < id_ < counters.next_id:
@@ -322,13 +345,13 @@ class _LogCheck:
         """The position of the previous entry. None before the first entry."""
         self.entry_count = 0
         self.batch_bytes = 0
-        """Bytes of all batches in the log."""
+        """The size of all batches in the log."""
         self.new_changes: dict[int, Change] = {}
         """By id, the last change after the checkpoint."""
         self.new_counters: Batch | None = None
-        """The last batch after the checkpoint, for its counters. None if there is no batch after the checkpoint."""
+        """The counters of the last batch after the checkpoint, as a batch without changes. None if there is no such batch."""
         self._previous_counters: Batch | None = None
-        """The previous batch, before or after the checkpoint: the counters must not decrease."""
+        """The counters of the previous batch, before or after the checkpoint. None before the first batch."""
         self.bases: dict[int, Position] = {}
         """By epoch, the last position before the epoch, or (0, 0) if the epoch began with a restored snapshot."""
         self.leader: bytes | None = None
@@ -339,20 +362,21 @@ class _LogCheck:
         """True if the last entry is a resignation."""
 
     def continues(self, position: Position, values: dict[bytes, bytes]) -> bool:
-        """Return whether no entry is missing before this one.
+        """Return whether no entry is missing before the entry at `position`, which has the fields `values`.
 
         The first entry may be earlier than the checkpoint, at it, or directly after it.
         """
-        previous, checkpoint = self._previous, self.meta.checkpoint.position
-        if previous is None:
-            if position <= checkpoint:
-                return True
-            previous = checkpoint
-        if b"base" in values:
-            with suppress(ValueError):
-                return position[1] == 0 and decode_position(values[b"base"]) == previous
+        checkpoint = self.meta.checkpoint.position
+        if self._previous is None and position <= checkpoint:
+            return True
+        previous = checkpoint if self._previous is None else self._previous
+        if b"base" not in values:  # a batch
+            return position == (previous[0], previous[1] + 1)
+        try:
+            base = decode_position(values[b"base"])
+        except ValueError:
             return False
-        return position == (previous[0], previous[1] + 1)
+        return position[1] == 0 and base == previous
 
     def add(self, position: Position, values: dict[bytes, bytes], decoder: RecordDecoder) -> None:
         """Check the next entry, and collect what it contains."""
@@ -371,7 +395,7 @@ class _LogCheck:
             if b"base" in values:
                 self.bases[position[0]] = decode_position(values[b"base"])
                 self.last_epoch, self.leader = position[0], values[b"node"]
-                decode_node(self.leader)
+                decode_node(self.leader)  # fails if it is invalid
             elif b"batch" in values:
                 self._add_batch(position, values[b"batch"], decoder)
             else:
@@ -383,11 +407,11 @@ class _LogCheck:
         """Check a batch, and collect its changes if it is later than the checkpoint."""
         self.batch_bytes += len(encoded)
         header, records = split_batch(encoded)
-        counters, last = decode_counters(header), self._previous_counters
-        if last is not None and (
-            counters.next_id < last.next_id
-            or counters.next_fence < last.next_fence
-            or counters.clock_ms < last.clock_ms
+        counters, previous = decode_counters(header), self._previous_counters
+        if previous is not None and (
+            counters.next_id < previous.next_id
+            or counters.next_fence < previous.next_fence
+            or counters.clock_ms < previous.clock_ms
         ):
             self._add_finding("log", f"the clock or a counter of {encode_position(position)} is lower than before")
         self._previous_counters = counters

@@ -1,18 +1,17 @@
-"""Checkpoints: in the background, the leader writes the changes of the log to the stored state, so that the log can be
-trimmed.
+"""Checkpoints: the leader writes the changes of the log to the stored state, so that the log can be trimmed.
 
 A checkpoint is fuzzy: it is written in parts, between commits. The state then contains some changes of the log that are later
-than the stored position of the checkpoint. Recovery applies them again, which changes nothing because records are absolute.
-The order makes a crash harmless at any moment: first the records, then the position of the checkpoint, then the log is
-trimmed up to that position.
+than the stored position of the checkpoint. Recovery applies these changes again, which has no effect: a record is the whole new
+value of an id. The order makes a crash harmless at any moment: first the records, then the position of the checkpoint, then
+the log is trimmed up to that position.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from typing import Protocol
 
 from structlog.typing import FilteringBoundLogger
 
@@ -26,7 +25,7 @@ CHECK_INTERVAL_S = 1.0
 CHECKPOINT_INTERVAL_S = 5.0
 """A checkpoint is due this long after the last one, if anything has changed since."""
 IDLE_CHECKPOINT_INTERVAL_S = 60.0
-"""A checkpoint of an idle leader is due this long after the last one. It bounds how long a damaged log matters."""
+"""A checkpoint of an idle leader is due this long after the last one. If log entries were lost, it replaces them."""
 CHECKPOINT_BYTES = 8 << 20
 """A checkpoint is due after batches of this size in total. A recovery reads little more of the log than this."""
 CHECKPOINT_ENTRIES = 20_000
@@ -34,23 +33,27 @@ CHECKPOINT_ENTRIES = 20_000
 READ_BYTES = 128 << 10
 """About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes them."""
 PART_SIZE = 1_000
-"""How many records one call writes or deletes. Limited, because Redis serves no other client during a call."""
+"""How many records one call writes or deletes at most. Limited, because Redis serves no other client during a call."""
 PART_BYTES = 1 << 20
-"""How many bytes of records one call writes. The last record of a call may exceed this limit, by up to about a MiB."""
+"""About how many bytes of records one call writes at most. The last record of a call may exceed this by up to a MiB."""
+
+
+class OnLoss(Protocol):
+    """A callback for the case that Redis seems to have lost data."""
+
+    def __call__(self, *, has_lost_state: bool) -> None:
+        """Handle the loss. With `has_lost_state`, more than the end of the log is lost: the snapshot must be restored."""
 
 
 class Checkpointer:
     """Writes checkpoints of the namespace that this node leads.
 
     It collects the changes of the stored batches, so it need not read back this leader's entries of the log. The first
-    checkpoint also has the entries of former leaders, which it reads from the log. `counters` is a batch with the counters at
-    the beginning of this leader's epoch. `on_loss` is called if Redis seems to have lost data. Its argument is True if Redis
-    has lost more than the end of the log, so that the snapshot must be restored.
+    checkpoint also has the entries of former leaders, which it reads from the log. `counters` is a batch without changes, with
+    the counters at the beginning of this leader's epoch.
     """
 
-    def __init__(
-        self, keyspace: Keyspace, counters: Batch, on_loss: Callable[[bool], None], log: FilteringBoundLogger
-    ) -> None:
+    def __init__(self, keyspace: Keyspace, counters: Batch, on_loss: OnLoss, log: FilteringBoundLogger) -> None:
         self._keyspace = keyspace
         self._on_loss = on_loss
         self._log = log
@@ -72,7 +75,7 @@ class Checkpointer:
         """The highest id that any checkpoint, finished or not, may have written to the state."""
 
     def add(self, batch: Batch, lines: dict[int, bytes], size: int) -> None:
-        """Add a stored batch to the next checkpoint: its changes as `lines`, and its encoded size in bytes."""
+        """Add a stored batch, of `size` encoded bytes, to the next checkpoint. `lines` are its changes, encoded, by id."""
         self._stored_index += 1
         self._last_batch = batch
         self._changes.update(lines)
@@ -95,8 +98,9 @@ class Checkpointer:
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""
         is_idle = not self._changes and self._last_checkpoint is not None  # an idle leader commits empty batches
+        interval_s = IDLE_CHECKPOINT_INTERVAL_S if is_idle else CHECKPOINT_INTERVAL_S
         return (
-            elapsed_s >= (IDLE_CHECKPOINT_INTERVAL_S if is_idle else CHECKPOINT_INTERVAL_S)
+            elapsed_s >= interval_s
             or self._stored_bytes - self._checkpointed_bytes >= CHECKPOINT_BYTES
             or self._stored_index - self._checkpointed_index >= CHECKPOINT_ENTRIES
         )
@@ -104,7 +108,7 @@ class Checkpointer:
     async def write(self) -> bool:
         """Write a checkpoint of all stored batches. Return False if another node leads or Redis has lost data."""
         self._attempt += 1
-        index, size = self._stored_index, self._stored_bytes
+        index, stored_bytes = self._stored_index, self._stored_bytes
         new = Checkpoint((self._keyspace.epoch.number, index), replace(self._last_batch, changes={}))
         changes, self._changes = self._changes, {}
         is_written = False
@@ -112,8 +116,10 @@ class Checkpointer:
             if self._last_checkpoint is None:
                 self._last_checkpoint, changes = await self._read_changes(new.position)
             if self._last_checkpoint is not None:
-                # The deletion of a request that came and went since the last checkpoint is not needed.
-                changes = {id_: line for id_, line in changes.items() if id_ <= self._highest_id or b" " in line}
+                # A request that began and ended since the last checkpoint was never written, so it need not be deleted.
+                changes = {
+                    id_: line for id_, line in changes.items() if id_ <= self._highest_id or not _is_deletion(line)
+                }
                 self._highest_id = max(self._highest_id, max(changes, default=0))
                 is_written = await self._write_parts([*changes.values()], self._last_checkpoint, new)
         finally:
@@ -121,7 +127,7 @@ class Checkpointer:
                 self._changes = changes | self._changes
         if is_written:
             self._last_checkpoint = new.position
-            self._checkpointed_index, self._checkpointed_bytes = index, size
+            self._checkpointed_index, self._checkpointed_bytes = index, stored_bytes
         return is_written
 
     async def _write_parts(self, lines: list[bytes], last: Position, new: Checkpoint) -> bool:
@@ -136,14 +142,14 @@ class Checkpointer:
                 new,
                 self._attempt,
                 number,
-                [line for line in part if b" " not in line],
-                dict([line.split(b" ", 1) for line in part if b" " in line]),
+                deleted=[line for line in part if _is_deletion(line)],
+                written=dict([line.split(b" ", 1) for line in part if not _is_deletion(line)]),
                 is_last_part=number == len(parts),
             )
             if status != b"ok":
                 self._last_checkpoint = None
                 if status in (b"lost", b"no state"):
-                    self._on_loss(status == b"no state")
+                    self._on_loss(has_lost_state=status == b"no state")
                 return False
         return True
 
@@ -154,7 +160,7 @@ class Checkpointer:
         """
         meta = await self._keyspace.read()
         if meta is None or meta.epoch != self._keyspace.epoch:
-            self._on_loss(False)
+            self._on_loss(has_lost_state=False)
             return None, {}
         changes: dict[int, bytes] = {}
         reader = LogReader(self._keyspace.primary, self._keyspace.log, READ_BYTES)
@@ -162,27 +168,32 @@ class Checkpointer:
         try:
             while reader.position < end:
                 entries = await reader.read(None)
-                if not entries:  # the log ends before
-                    self._on_loss(False)
+                if not entries:  # the log does not reach `end`
+                    self._on_loss(has_lost_state=False)
                     return None, {}
                 for entry in entries:
                     if isinstance(entry, BatchCommitted) and entry.position <= end:
                         for id_, record in entry.records.items():
                             changes[int(id_)] = b"%b %b" % (id_, record) if record else id_
-        except LogTruncated:  # an entry is missing that this leader has read or written
-            self._on_loss(True)
+        except LogTruncated:  # the log lacks an entry that this leader has read or written
+            self._on_loss(has_lost_state=True)
             return None, {}
         return meta.checkpoint.position, changes
 
 
+def _is_deletion(line: bytes) -> bool:
+    """Return whether a line of a batch deletes an id. Such a line is the id alone; any other is an id, a space and a record."""
+    return b" " not in line
+
+
 def _split_into_parts(lines: list[bytes]) -> list[list[bytes]]:
-    """Return the lines in parts, at least one, of at most `PART_SIZE` lines and about `PART_BYTES` bytes."""
+    """Return the lines in one or more parts of at most `PART_SIZE` lines and about `PART_BYTES` bytes."""
     parts: list[list[bytes]] = [[]]
-    size = 0
+    part_bytes = 0
     for line in lines:
-        if len(parts[-1]) >= PART_SIZE or size >= PART_BYTES:
+        if len(parts[-1]) >= PART_SIZE or part_bytes >= PART_BYTES:
             parts.append([])
-            size = 0
+            part_bytes = 0
         parts[-1].append(line)
-        size += len(line)
+        part_bytes += len(line)
     return parts

@@ -63,7 +63,8 @@ class CommitEncoder:
 
     def __init__(self, keyspace: Keyspace) -> None:
         self._epoch = keyspace.epoch.number
-        self._former_epoch = keyspace.history.ends[-2:][0][0]
+        ends = keyspace.history.ends
+        self._former_epoch, _ = ends[-2] if len(ends) > 1 else ends[-1]
         """The epoch before this one, or this one if there is none."""
         self._log, self._meta = keyspace.log, keyspace.meta
         self._retention = LogRetention()
@@ -77,24 +78,27 @@ class CommitEncoder:
         """The size of all batches that were encoded, each counted once."""
         self._last_index = 0
         """The index of the last batch that was encoded."""
-        self.watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
-        self._end = b"\r\n" + _EXEC + self.watch
+        self._watch = encode_command(["WATCH", keyspace.meta, keyspace.log])
+        self._end = b"\r\n" + _EXEC + self._watch
+        """The end of each commit, after the bytes of the batch."""
         self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
+        """The start of a commit that does not trim the log. Its XADD has 6 words: these 3, the id, `batch` and the batch."""
         touch = encode_command(["HSET", keyspace.meta, "nonce", keyspace.epoch.nonce])
-        self.touch = _MULTI + touch + _EXEC + self.watch
-        """A transaction without effect, after which WAIT covers everything that the log contains.
+        self.touch = _MULTI + touch + _EXEC + self._watch
+        """A transaction that changes no value, after which WAIT covers everything that the log contains.
 
-        WAIT and WAITAOF cover only writes of their own connection, and the batch may have been appended by a former one.
+        WAIT and WAITAOF cover only writes of their own connection, and a former connection may have appended the batch.
         """
 
     def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
-        """Return the transaction that commits a batch, and the reply that Redis sends if it appends the batch.
+        """Return the transaction that commits a batch, and the bytes that Redis replies if it appends the batch.
 
         Every `TRIM_INTERVAL`th commit and every large commit also trim the log. The bytes are formatted without a generic
         encoder, because this code runs for every commit.
         """
         id_, size = b"%d-%d" % (self._epoch, index), len(batch)
-        start = self._xadd if index % TRIM_INTERVAL and size < LARGE_BATCH_BYTES else self._trimming_xadd(index)
+        must_trim = index % TRIM_INTERVAL == 0 or size >= LARGE_BATCH_BYTES
+        start = self._trimming_xadd(index) if must_trim else self._xadd
         if index != self._last_index:  # not a retry
             self._last_index = index
             self._encoded_bytes += size
@@ -104,34 +108,34 @@ class CommitEncoder:
     def _trimming_xadd(self, index: int) -> bytes:
         """Advance the log retention to `index`, and return the start of a transaction whose XADD also trims the log.
 
-        It trims entries that are in the checkpoint and are not retained. Entries of the former leader, which has trimmed them
-        to the same limits, are retained until this leader's own entries exceed a limit. Redis trims whole nodes of the stream,
-        and at most 10,000 entries at a time.
+        The XADD deletes entries that the checkpoint contains and that followers need not be able to read any more.
         """
         self._retention.add_trim_point(index, self._encoded_bytes)
         first_retained = self._retention.first_retained
+        # Until this leader's entries exceed a limit, those of the former leader, trimmed to the same limits, are retained.
         retained = (self._epoch, first_retained) if first_retained else (self._former_epoch, 0)
-        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", encode_position(min(self.checkpoint, retained)))
+        min_id = encode_position(min(self.checkpoint, retained))
+        # `~`: Redis deletes only whole nodes of the stream, and at most 10,000 entries at a time.
+        options = ("XADD", self._log, "NOMKSTREAM", "MINID", "~", min_id)
         return _MULTI + b"*9\r\n" + b"".join(map(encode_bulk, options))
 
     def encode_allowing_oom(self, index: int, batch: bytes) -> bytes:
         """Encode the commit of a batch as a script that Redis also runs while it is out of memory (Redis 7 or newer).
 
-        The script trims the log up to the checkpoint, without regard to followers: that frees memory.
+        To free memory, the script deletes all entries before the checkpoint, even if a follower has not read them.
         """
-        ids = (f"{self._epoch}-{number}" for number in (index - 1, index))
-        trimmed = encode_position(self.checkpoint)
-        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, 2, self._log, self._meta, *ids, batch, trimmed])
-        return script + _UNWATCH + self.watch  # the script has changed the watched log, so the WATCH must be renewed
+        previous_id, id_ = f"{self._epoch}-{index - 1}", f"{self._epoch}-{index}"
+        min_id = encode_position(self.checkpoint)
+        arguments = [2, self._log, self._meta, previous_id, id_, batch, min_id]
+        script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, *arguments])
+        return script + _UNWATCH + self._watch  # the script has changed the watched log, so the WATCH must be renewed
 
 
 class CommitForm(NamedTuple):
-    """A form in which a batch is sent.
-
-    The reply at `result_index` tells whether the batch was appended; the last is of WATCH.
-    """
+    """The commands in which a batch is sent. The last of them is WATCH."""
 
     result_index: int
+    """Which of the replies tells whether the batch was appended."""
     reply_count: int
 
 
@@ -140,7 +144,7 @@ TOUCHED = [0]
 TRANSACTION = CommitForm(result_index=2, reply_count=4)
 """MULTI, XADD, EXEC, WATCH."""
 SCRIPT = CommitForm(result_index=0, reply_count=3)
-"""EVAL, UNWATCH, WATCH: Redis accepts this form also while it is out of memory."""
+"""EVAL, UNWATCH, WATCH. Redis accepts this form also while it is out of memory."""
 
 
 # -- Acknowledgements of replicas and disks -----------------------------------------------------------
@@ -161,7 +165,7 @@ class AckPolicy:
 
     def __init__(self, replicas: int, *, fsync: bool) -> None:
         self._required = [1, replicas] if fsync else [replicas]
-        """The minimum of each number in a reply: to WAITAOF (primary, replicas), to WAIT (replicas)."""
+        """The minimum of each number in a reply: to WAITAOF [primary, replicas], or to WAIT [replicas]."""
         name, timeouts_ms = ("WAITAOF", WAITAOF_TIMEOUTS_MS) if fsync else ("WAIT", WAIT_TIMEOUTS_MS)
         self.waits = [encode_command([name, *self._required, timeout_ms]) for timeout_ms in timeouts_ms]
         """The encoded WAIT or WAITAOF commands, in order: each is sent only if the previous one was not successful."""
@@ -179,11 +183,13 @@ class AckPolicy:
         acknowledged = reply if isinstance(reply, list) else [reply]
         if all(count >= required for count, required in zip(acknowledged, self._required, strict=True)):
             return ""
+        *primary_acks, replica_acks = acknowledged
+        required_replicas = self._required[-1]
         missing = []
-        if acknowledged[:-1] == [0]:  # the first number of WAITAOF
+        if primary_acks == [0]:
             missing.append("not on the disk of the master")
-        if self._required[-1]:
-            missing.append(f"confirmed by {acknowledged[-1]} of {self._required[-1]} replicas")
+        if required_replicas:
+            missing.append(f"confirmed by {replica_acks} of {required_replicas} replicas")
         return ", and ".join(missing)
 
 
@@ -204,11 +210,11 @@ class BatchState(Enum):
     """The state of the commit of a batch."""
 
     PENDING = auto()
-    """The batch is sent until the log has it. Only in this state do replies of Redis count."""
+    """The batch is sent until the log has it. In the other states, replies of Redis are ignored."""
     RESTORING = auto()
-    """Redis lacks earlier batches. The snapshot, which contains this batch, is being written in its place."""
+    """Redis lacks earlier batches. The snapshot, which contains this batch, is being written instead."""
     FINISHED = auto()
-    """The caller has the outcome, or has stepped down and needs none."""
+    """The caller knows the outcome, or has stepped down and needs none."""
 
 
 PENDING: Final = BatchState.PENDING
@@ -219,15 +225,16 @@ FINISHED: Final = BatchState.FINISHED
 class BatchInFlight:
     """A batch that is being committed, and the state of its commit.
 
-    `lines` are its changes and `encoded` is the whole batch, encoded. `sent_at` is when it was first sent (event-loop time);
-    the lease counts from then. `done` is called once, with None when the batch is stored and acknowledged, or with an error.
+    `encoded` is the batch in its stored form, and `lines` are the changes in it, by id. `sent_at` is when the batch was first
+    sent (event-loop time). The lease begins then. `done` is called once: with None when the batch is stored and acknowledged,
+    or with an error.
     """
 
     state: BatchState = PENDING
     form: CommitForm = TRANSACTION
     """The form in which the batch was sent last."""
     expected_reply: bytes = b""
-    """The bytes that Redis sends in reply if it appends the batch. Empty if they are not known, or other replies follow."""
+    """The bytes that Redis replies if it appends the batch. Empty if they are not known, for example because WAIT follows."""
     attempts: int = 0
     """How often the batch was sent again, or WAIT was repeated."""
     failed_waits: int = 0
@@ -267,15 +274,12 @@ class BatchInFlight:
             done(error)
 
     def abandon(self) -> None:
-        """End without reporting an outcome.
-
-        Redis may or may not have the batch. Release the caller, with its state in memory.
-        """
-        self.state, self.done = FINISHED, None
+        """End the commit without reporting an outcome: Redis may or may not have the batch."""
+        self.state, self.done = FINISHED, None  # keeps no reference to the caller
 
 
 def _none_in_flight(counters: Batch) -> BatchInFlight:
-    """Return a finished placeholder with index 0, which precedes the first batch of an epoch and has these counters."""
+    """Return a finished placeholder with index 0 and these counters, which precedes the first batch of an epoch."""
     batch = BatchInFlight(0, counters, {}, b"")
     batch.abandon()
     return batch
@@ -287,9 +291,9 @@ def _none_in_flight(counters: Batch) -> BatchInFlight:
 class CommitWriter:
     """Appends one batch at a time to the log, over a connection of its own, and retries it until its outcome is known.
 
-    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires, `on_rolled_back` if
-    Redis lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node leads, or a
-    recovery fails, the writer finishes the batch with an error.
+    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires. `on_rolled_back` is
+    called if Redis lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node leads, or
+    a recovery fails, the writer finishes the batch with an error.
     """
 
     def __init__(
@@ -313,10 +317,11 @@ class CommitWriter:
         self.batch = _none_in_flight(Batch())
         """The batch in flight, or else the last batch. Before the first batch of an epoch, the result of `_none_in_flight`."""
         self.full = False
-        """True if Redis is out of memory, and stores only releases."""
+        """True if Redis is out of memory, so that no new requests should be accepted."""
         self.connection: RedisConnection | None = None
         """The connection to the primary. None while disconnected."""
         self._encoder: CommitEncoder
+        """Encodes the commits of the current epoch. Set by `start_epoch`."""
         self._watching = False
         """True if the connection watches the log, and the log ends with the last stored batch."""
         self._has_lost_state = False
@@ -341,9 +346,10 @@ class CommitWriter:
     def start_epoch(self, encoder: CommitEncoder, counters: Batch) -> None:
         """Prepare for commits in the epoch that this node has just acquired. `counters` are those of the loaded state."""
         self.batch = _none_in_flight(counters)
-        self._start_epoch(encoder)
+        self._use_encoder(encoder)
 
-    def _start_epoch(self, encoder: CommitEncoder) -> None:
+    def _use_encoder(self, encoder: CommitEncoder) -> None:
+        """Encode the next commits in the epoch of `encoder`. The first of them compares the log."""
         self._encoder = encoder
         self._watching = False
         self._has_lost_state = False
@@ -351,30 +357,32 @@ class CommitWriter:
     def write(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Append a batch to the log, and retry until its outcome is passed to `done`. The previous batch must be stored."""
         sent_at, lines = self._loop.time(), encode_changes(batch.changes)
-        self.batch = BatchInFlight(self.batch.index + 1, batch, lines, encode_batch(batch, lines), sent_at, done)
+        encoded = encode_batch(batch, lines)
+        self.batch = BatchInFlight(self.batch.index + 1, batch, lines, encoded, sent_at, done)
         self._send()
 
     async def resubmit(self, encoder: CommitEncoder, counters: Batch) -> None:
-        """Replace the batch in flight by an empty first batch of a new epoch, and commit it.
+        """Make the batch in flight the first batch of a new epoch, with `counters` and without changes, and commit it.
 
-        A restored snapshot contains the replaced batch. May only be called by the coroutine of `recover`.
+        The changes are dropped because the snapshot, which was just restored, contains them. May only be called by the
+        coroutine that was passed to `recover`.
         """
-        self._start_epoch(encoder)
+        self._use_encoder(encoder)
         batch = self.batch
         batch.index, batch.batch, batch.lines, batch.encoded = 1, counters, {}, encode_batch(counters, {})
         batch.state, batch.progress = PENDING, None
         await self.resume()
 
-    def on_loss(self, has_lost_state: bool) -> None:
-        """Compare the log with the stored batches before the next commit, because Redis seems to have lost data.
+    def on_loss(self, *, has_lost_state: bool) -> None:
+        """Make the next commit compare the log with the stored batches first, because Redis seems to have lost data.
 
-        With `has_lost_state`, the next commit has the outcome `ROLLED_BACK`, whatever the log has.
+        With `has_lost_state`, the outcome of the next commit is `ROLLED_BACK`, even if the log lacks no batch.
         """
         self._watching = False
         self._has_lost_state |= has_lost_state
 
     def recover(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine that makes commits possible again, and at its end calls `resume` or `resubmit`.
+        """Start a coroutine that makes commits possible again. At its end it must call `resume` or `resubmit`.
 
         If the coroutine raises an error, the batch in flight fails with that error.
         """
@@ -384,7 +392,8 @@ class CommitWriter:
     async def resume(self) -> None:
         """Compare the log with the stored batches, then send the batch in flight or report its outcome.
 
-        Connects first if necessary, and retries until that succeeds. May only be called by the coroutine of `recover`.
+        Connects first if necessary, and retries until that succeeds. May only be called by the coroutine that was passed to
+        `recover`.
         """
         meta = await self._watch()
         outcome = self._compare(meta)
@@ -431,9 +440,10 @@ class CommitWriter:
         """
         connection = self.connection
         if connection is None or not self._watching:
-            # A running recovery sends the batch at its end. It may have ended without `_on_recovery_done` having run yet.
-            if self._recovery is None or self._recovery.done():
-                self.recover(self._retry(RedisFailure("not connected")) if connection is None else self.resume())
+            # A running recovery sends the batch at its end. `_on_recovery_done` may not have run yet.
+            is_recovering = self._recovery is not None and not self._recovery.done()
+            if not is_recovering:
+                self.recover(self.resume() if connection is not None else self._retry(RedisFailure("not connected")))
             return
         batch = self.batch
         command, batch.expected_reply = self._encoder.encode(batch.index, batch.encoded)
@@ -465,21 +475,27 @@ class CommitWriter:
                 self._on_stored(batch)
             else:
                 self._finish(Outcome.STORED)
-            return
-        if isinstance(replies, RedisFailure):
+        elif isinstance(replies, RedisFailure):
             self._on_failure(replies)
-            return
-        assert isinstance(replies, list)  # noqa: S101 - several replies were expected
+        else:
+            assert isinstance(replies, list)  # noqa: S101 - several replies were expected
+            self._on_parsed_replies(batch, replies)
+
+    def _on_parsed_replies(self, batch: BatchInFlight, replies: list[Any]) -> None:
+        """Handle the replies to each command of the batch in flight."""
         form = batch.form
         result = replies[form.result_index]
-        executed = result if isinstance(result, list) else ()  # Redis may reject a command when EXEC executes it
+        executed = (
+            result if isinstance(result, list) else ()
+        )  # the replies in that of EXEC, which may be errors as well
         results = (*replies[: form.result_index], result, *executed)
         error = next((reply for reply in results if isinstance(reply, ErrorReply)), None)
         if error is not None:
             self._on_failure(error)
             return
         # A cluster node that is importing the slot rejects WATCH without another ASKING. The next commit then watches first.
-        self._watching = not isinstance(replies[form.reply_count - 1], ErrorReply) and not self._has_lost_state
+        is_watch_rejected = isinstance(replies[form.reply_count - 1], ErrorReply)
+        self._watching = not is_watch_rejected and not self._has_lost_state
         if result in (None, [None]):
             # EXEC replies nil if the log was changed since WATCH, and XADD if the log is gone: compare.
             self._watching = False
@@ -512,10 +528,8 @@ class CommitWriter:
     def _wait_for_acks(self, ack_reply: object, missing: str) -> None:
         """Repeat WAIT or WAITAOF, because the primary has appended the batch in flight, but acknowledgements are missing.
 
-        `ack_reply` is the last reply to WAIT or WAITAOF, `missing` describes the missing acknowledgements.
-
-        The batch is retried only after the last repetition or a lost connection, because each new write would need to
-        be acknowledged as well.
+        `ack_reply` is the last reply to WAIT or WAITAOF, and `missing` describes the missing acknowledgements. The batch is
+        retried only after the last repetition or a lost connection, because a new write would need acknowledgements as well.
         """
         batch, waits = self.batch, self._ack_policy.waits
         batch.failed_waits += 1
@@ -540,7 +554,10 @@ class CommitWriter:
     # -- comparing with the log ---------------------------------------------------------------------------
 
     async def _watch(self) -> Meta | None:
-        """Watch the log, and return its end. Retries until that succeeds. A first failure begins an outage, as for a commit."""
+        """Watch the log, and return the metadata with the end of the log, or None if the namespace is empty.
+
+        Retries until that succeeds. As for a commit, the first failure begins an outage.
+        """
         backoff = self._backoff
         if backoff is None:
             try:
@@ -550,7 +567,7 @@ class CommitWriter:
         return await retry_until_done("connect", self._connect_and_watch, backoff, self._log)
 
     async def _connect_and_watch(self) -> Meta | None:
-        """Connect if necessary, watch the log, and return its end, or None if the namespace is empty."""
+        """Connect if necessary, and make one attempt of `_watch`. Disconnects if the attempt fails."""
         if self.connection is None:
             self.connection = await self._primary.connect()
         connection = self.connection
@@ -584,8 +601,8 @@ class CommitWriter:
         If Redis is out of memory, retry at once in the form that Redis still accepts. Otherwise reconnect first.
         """
         batch, connection = self.batch, self.connection
-        out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
-        if out_of_memory and batch.form is TRANSACTION and connection is not None and connection.version >= (7, 0):
+        is_out_of_memory = isinstance(error, ErrorReply) and error.code == "OOM"
+        if is_out_of_memory and batch.form is TRANSACTION and connection is not None and connection.version >= (7, 0):
             if not self.full:
                 self.full = True
                 self._log.error(
@@ -602,9 +619,8 @@ class CommitWriter:
     def _check_timeout(self) -> None:
         """Close the connection if the batch in flight makes no progress. Closing the connection triggers a retry.
 
-        Redis makes progress while it receives more of the batch. Each closed connection doubles the timeout.
-
-        Runs every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
+        While Redis receives more of the batch, that is progress. Each closed connection doubles the timeout. The check repeats
+        itself every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
         """
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         batch = self.batch
@@ -619,7 +635,7 @@ class CommitWriter:
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
-        """Fail the batch in flight if the recovery failed, which it does only with errors that a retry cannot change."""
+        """Fail the batch in flight if the recovery failed. A recovery fails only with errors that a retry cannot change."""
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()
@@ -627,7 +643,7 @@ class CommitWriter:
             self.batch.finish(error)
 
     async def _retry(self, error: RedisFailure) -> None:
-        """Connect to the current primary, and resume the batch in flight.
+        """Connect to the current primary, and resume the batch in flight, which has failed with `error`.
 
         The first failure after a successful commit begins an outage, is logged, and is retried at once. Before every later
         attempt there is a pause.
@@ -652,9 +668,9 @@ class CommitWriter:
 async def retry_until_done(
     operation: str, attempt: Callable[[], Awaitable[T]], backoff: Backoff, log: FilteringBoundLogger
 ) -> T:
-    """Repeat an operation on Redis until it succeeds, and return its result. `backoff` determines the pauses.
+    """Repeat `attempt` until it succeeds, and return its result. `backoff` determines the pauses.
 
-    An error is logged with the name `operation`, but only if it differs from the error of the previous attempt.
+    An error is logged with the name of the operation, but only if it differs from the error of the previous attempt.
     """
     last_error = ""
     while True:

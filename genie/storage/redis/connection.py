@@ -50,18 +50,18 @@ def _redacted(password: str | None, error: ErrorReply) -> ErrorReply:
     A server that does not know AUTH repeats the arguments in its error message: `..., with args beginning with: ...`.
     """
     text = str(error).partition(", with args")[0]
-    return ErrorReply(text if password is None or password not in text else f"{error.code} the password was rejected")
+    if password is not None and password in text:
+        text = f"{error.code} the password was rejected"
+    return ErrorReply(text)
 
 
 class RedisRun(NamedTuple):
-    """One run of a Redis process. A Redis that restarts may have lost its last writes.
-
-    `id` is empty if unknown. `started_at` is the latest event-loop time at which the run may have started, or `-inf` if
-    unknown.
-    """
+    """One run of a Redis process. A Redis that restarts may have lost its last writes."""
 
     id: str
+    """The run id that Redis reports. Empty if unknown."""
     started_at: float
+    """The latest event-loop time at which the run may have started, or `-inf` if unknown."""
 
 
 UNKNOWN_RUN = RedisRun("", -inf)
@@ -71,7 +71,7 @@ class RedisConnection(asyncio.Protocol):
     """One connection to Redis. The caller sends the next command only after the reply to the previous one."""
 
     asking = False
-    """True: send ASKING before each command, which a cluster node requires while it is importing the slot."""
+    """True if ASKING is sent before each command. A cluster node that is importing the hash slot requires it."""
     version = 0, 0
     """The (major, minor) version of this Redis, or (0, 0) if unknown."""
     run = UNKNOWN_RUN
@@ -102,7 +102,8 @@ class RedisConnection(asyncio.Protocol):
         connection.address = address
         try:
             if login.password is not None:
-                await connection.call("AUTH", *([] if login.username is None else [login.username]), login.password)
+                username = [] if login.username is None else [login.username]
+                await connection.call("AUTH", *username, login.password)
             if login.db:
                 await connection.call("SELECT", login.db)
         except ErrorReply as error:
@@ -119,8 +120,12 @@ class RedisConnection(asyncio.Protocol):
         Raises ErrorReply if Redis replies with an error, and RedisFailure if the connection ends before the reply.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        # The future is already done if the caller was cancelled.
-        self.send(encode_command(parts), lambda reply: None if future.done() else future.set_result(reply))
+
+        def on_reply(reply: object) -> None:
+            if not future.done():  # it is done if the caller was cancelled
+                future.set_result(reply)
+
+        self.send(encode_command(parts), on_reply)
         reply = await future
         if isinstance(reply, RedisFailure):
             raise reply
@@ -129,11 +134,11 @@ class RedisConnection(asyncio.Protocol):
     def send(
         self, command: bytes, on_reply: Callable[[Any], None], reply_count: int = 1, expected_reply: bytes = b""
     ) -> None:
-        """Send one or more encoded commands, and call `on_reply` with the reply, which may be an ErrorReply.
+        """Send one or more encoded commands, to which Redis sends `reply_count` replies, and call `on_reply` once.
 
-        If `reply_count`, the number of expected replies, is greater than one, `on_reply` gets the list of all replies. If
-        the connection ends before all replies have arrived, `on_reply` gets a single RedisFailure instead. If the bytes of
-        all replies are `expected_reply`, they are not parsed, and `on_reply` gets the object `expected_reply` itself.
+        The argument of `on_reply` is the reply, which may be an ErrorReply, or a list if `reply_count` is greater than one. It is
+        a RedisFailure if the connection ends before all replies have arrived. If Redis sends exactly the bytes of
+        `expected_reply`, they are not parsed, and the argument is the object `expected_reply` itself.
 
         `send` takes a callback instead of returning a future, because a future and its iteration of the event loop would
         cost a commit more than the rest of this module (measured).
@@ -180,24 +185,25 @@ class RedisConnection(asyncio.Protocol):
         """
         self._reader.feed(data)
         replies = self._replies
-        while (reply := self._reader.gets()) is not False:  # False: the next reply is incomplete
+        while (reply := self._reader.gets()) is not False:  # False means that the next reply is incomplete
             replies.append(reply)
-        missing = self._reply_count - len(replies)
-        if self._on_reply is None or missing < 0 or (not missing and self._reader.has_data()):
+        missing_count = self._reply_count - len(replies)
+        has_excess = missing_count < 0 or (missing_count == 0 and self._reader.has_data())
+        if self._on_reply is None or has_excess:
             self._reject(f"{self.address} sent a reply to no command")
-        elif not missing:
+        elif missing_count == 0:
             self._replies = []
             if self.asking:
-                del replies[0]
+                del replies[0]  # the reply to ASKING
             self._deliver(replies[0] if len(replies) == 1 else replies)
 
     def _reject(self, reason: str) -> None:
-        """Close the connection because of what Redis has sent, and fail the command in flight."""
+        """Close the connection, because Redis has sent invalid replies, and fail the command in flight."""
         self.close()
         self._deliver(RedisFailure(reason))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail the command in flight with a RedisFailure, whichever side closed the connection."""
+        """Fail the command in flight with a RedisFailure, if there is one."""
         self._transport = None
         self._deliver(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
 

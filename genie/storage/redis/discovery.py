@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.crc import key_slot
 
@@ -20,7 +20,7 @@ FIRST_REPLY_GRACE_S = 0.5
 MAJORITY_GRACE_S = 0.05
 """How long to wait for the remaining nodes once more than half have replied."""
 MAX_QUERIED_NODES = 16
-"""How many nodes of the URL, and how many other nodes of the cluster, are queried at most."""
+"""How many nodes of the URL are queried at most. The same limit applies to the nodes that the cluster has reported."""
 UNKNOWN_HOST = "?"
 """A cluster node reports this instead of a host name that it does not know."""
 T = TypeVar("T")
@@ -28,17 +28,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PrimaryLocation:
-    """The address of the primary. With `asking`, it is importing the hash slot, and accepts commands only after ASKING."""
+    """Where the primary is, and how it accepts commands."""
 
     address: Address
     asking: bool = False
+    """True if the node is importing the hash slot, so that it accepts a command only after ASKING."""
 
 
 class Discovery(Protocol):
     """Finds the current primary. Each call of `find` queries again."""
 
     primary_may_change: bool
-    """True if another Redis may become the primary. If so, the primary must be verified after each connect."""
+    """True if another Redis may become the primary. Then a connection to a primary must be verified."""
 
     async def find(self) -> PrimaryLocation:
         """Return the location of the current primary. Raises RedisFailure if no node reports a primary."""
@@ -87,21 +88,18 @@ class SentinelDiscovery:
         url = self._url
         commands = ("SENTINEL", "MASTER", url.master), ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", url.master)
         replies, errors = await _query_all(url.nodes, url.sentinel_login, _parse_master, *commands)
-        if replies:
-            votes = Counter(replies)
-            _, address = max(votes, key=lambda epoch_and_address: (epoch_and_address[0], votes[epoch_and_address]))
-            return PrimaryLocation(address)
-        raise RedisFailure(f"no sentinel reports a master named {url.master!r} ({errors})")
+        if not replies:
+            raise RedisFailure(f"no sentinel reports a master named {url.master!r} ({errors})")
+        latest_epoch = max(epoch for epoch, _ in replies)
+        votes = Counter(address for epoch, address in replies if epoch == latest_epoch)
+        return PrimaryLocation(votes.most_common(1)[0][0])
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
         """Ignore the error: `find` queries the sentinels each time."""
 
 
 class ClusterDiscovery:
-    """Uses the last redirection (MOVED or ASK) once.
-
-    Without one, queries the cluster nodes for the primary of the hash slot.
-    """
+    """Queries the cluster nodes for the primary of the hash slot, or uses the target of the last redirection (MOVED or ASK)."""
 
     primary_may_change = True
 
@@ -115,39 +113,52 @@ class ClusterDiscovery:
         """The target of the last redirection, until `find` returns it."""
 
     async def find(self) -> PrimaryLocation:
-        """Return the target of the last redirection, which is used only once.
+        """Return the target of the last redirection, unless it was returned before.
 
-        Without a redirection, queries the cluster nodes, and returns the node that most of them report as the primary of the
-        hash slot. Raises RedisFailure if no node reports one.
+        Otherwise queries the cluster nodes, and returns the node that most of them report as the primary of the hash slot.
         """
         redirect, self._redirect = self._redirect, None
         if redirect is not None:
             return redirect
+        # A dict in place of a set keeps the order of the nodes.
         nodes = dict.fromkeys((*self._url.nodes[:MAX_QUERIED_NODES], *self._reported_nodes[:MAX_QUERIED_NODES]))
         replies, errors = await _query_all(nodes, self._url.login, _parse_slots, ("CLUSTER", "SLOTS"))
-        votes: Counter[Address] = Counter()
-        reported_nodes: dict[Address, None] = {}
-        for slot_ranges in replies:
-            for first_slot, last_slot, slot_nodes in slot_ranges:
-                reported_nodes |= dict.fromkeys(node for node in slot_nodes if node.host != UNKNOWN_HOST)
-                if first_slot <= self._slot <= last_slot and slot_nodes and slot_nodes[0].host != UNKNOWN_HOST:
-                    votes[slot_nodes[0]] += 1
-        self._reported_nodes = tuple(reported_nodes) or self._reported_nodes
-        if votes:
-            return PrimaryLocation(votes.most_common(1)[0][0])
-        raise RedisFailure(f"no cluster node reports a primary for slot {self._slot} ({errors or 'no answer'})")
+        slot_ranges = [slot_range for reply in replies for slot_range in reply]
+        reported = dict.fromkeys(
+            node for slot_range in slot_ranges for node in slot_range.nodes if node.host != UNKNOWN_HOST
+        )
+        self._reported_nodes = tuple(reported) or self._reported_nodes
+        primaries = (slot_range.nodes[0] for slot_range in slot_ranges if slot_range.has_primary_of(self._slot))
+        votes = Counter(primaries)
+        if not votes:
+            raise RedisFailure(f"no cluster node reports a primary for slot {self._slot} ({errors or 'no answer'})")
+        return PrimaryLocation(votes.most_common(1)[0][0])
 
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
         """Store the target of a redirection: `MOVED slot host:port`, or `ASK slot host:port` while a slot is migrated.
 
         In a redirection without a host, the target is another port of the host in `address`, which sent the redirection.
         """
-        code, _, rest = str(error).partition(" ")
-        if code not in ("MOVED", "ASK"):
+        if error.code not in ("MOVED", "ASK"):
             return
-        host, _, port = rest.partition(" ")[2].rpartition(":")
+        _slot, _, target = str(error).removeprefix(f"{error.code} ").partition(" ")
+        host, _, port = target.rpartition(":")
         if port.isdecimal() and host != UNKNOWN_HOST:
-            self._redirect = PrimaryLocation(Address(host.strip("[]") or address.host, int(port)), asking=code == "ASK")
+            target_address = Address(host.strip("[]") or address.host, int(port))
+            self._redirect = PrimaryLocation(target_address, asking=error.code == "ASK")
+
+
+class SlotRange(NamedTuple):
+    """A range of hash slots, and the nodes that serve it, the primary first."""
+
+    first_slot: int
+    last_slot: int
+    nodes: list[Address]
+
+    def has_primary_of(self, slot: int) -> bool:
+        """Return whether the range contains `slot`, and its primary has a known host."""
+        is_in_range = self.first_slot <= slot <= self.last_slot
+        return is_in_range and bool(self.nodes) and self.nodes[0].host != UNKNOWN_HOST
 
 
 def _parse_master(_: Address, master: list[bytes], address: list[bytes]) -> tuple[int, Address]:
@@ -160,14 +171,18 @@ def _parse_master(_: Address, master: list[bytes], address: list[bytes]) -> tupl
     return int(fields[b"config-epoch"]), Address(address[0].decode(), int(address[1]))
 
 
-def _parse_slots(node: Address, entries: list[Any]) -> list[tuple[int, int, list[Address]]]:
-    """Parse a reply to CLUSTER SLOTS into (first slot, last slot, nodes) for each range, with the primary as the first node.
+def _parse_slots(node: Address, entries: list[Any]) -> list[SlotRange]:
+    """Parse the reply of `node` to CLUSTER SLOTS: for each range the first slot, the last slot and its nodes.
 
     A node that does not know its own host name reports an empty host: `node.host` is used instead.
     """
+
+    def parse_address(host: bytes | None, port: int, *_: object) -> Address:
+        return Address((host or b"").decode() or node.host, int(port))
+
     return [
-        (int(first), int(last), [Address((host or b"").decode() or node.host, int(port)) for host, port, *_ in nodes])
-        for first, last, *nodes in entries
+        SlotRange(int(first), int(last), [parse_address(*address) for address in addresses])
+        for first, last, *addresses in entries
     ]
 
 
@@ -176,8 +191,8 @@ async def _query_all(
 ) -> tuple[list[T], str]:
     """Run commands on all nodes in parallel. Return the parsed replies, and the errors of the other nodes as text.
 
-    After the first reply, the other nodes have only `FIRST_REPLY_GRACE_S` to reply; once a majority has replied, only
-    `MAJORITY_GRACE_S`. Then the remaining queries are cancelled, so a node that hangs causes no long delay.
+    A node that hangs causes no long delay: after the first reply, the other nodes have `FIRST_REPLY_GRACE_S` to reply, and
+    after the replies of a majority `MAJORITY_GRACE_S`. Then the remaining queries are cancelled.
     """
     loop = asyncio.get_running_loop()
     pending = queries = [asyncio.ensure_future(_query(node, login, parse, *commands)) for node in nodes]
@@ -187,17 +202,20 @@ async def _query_all(
     try:
         while pending and deadline > loop.time():
             done, _ = await asyncio.wait(pending, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
-            for task in [task for task in pending if task in done]:  # `done` is a set: keep the order of the nodes
+            for task in [
+                task for task in pending if task in done
+            ]:  # in the order of the nodes, because `done` is a set
                 error = task.exception()
                 if error is None:
                     replies.append(task.result())
+                elif isinstance(error, TimeoutError):
+                    errors.append("no answer")
                 else:
-                    errors.append(
-                        "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-                    )
+                    errors.append(str(error) or type(error).__name__)
             pending = [task for task in pending if task not in done]
             if replies:
-                grace_s = MAJORITY_GRACE_S if 2 * len(replies) > len(queries) else FIRST_REPLY_GRACE_S
+                has_majority = 2 * len(replies) > len(queries)
+                grace_s = MAJORITY_GRACE_S if has_majority else FIRST_REPLY_GRACE_S
                 deadline = min(deadline, loop.time() + grace_s)
         if pending and not replies:
             errors.append("no answer")

@@ -3,7 +3,7 @@
 `decide` is a pure function: it returns what a candidate does next, given what it has read and replicated. It neither waits
 nor calls Redis; `follower.py` executes its decisions. Candidates are ranked: first the last leader, whose lease may still be
 valid; then the candidate that has replicated the most acknowledged commits; among equals, the node that leads the fewest
-namespaces. The rank is expressed in time: a lower rank waits longer.
+namespaces. A candidate of a lower rank waits longer before it acquires leadership.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Decision(NamedTuple):
     """Wait until this event-loop time, so that a candidate of a higher rank can take over. While waiting, and once more at
     the end, the candidate compares its position with the published ones. None if no candidate can have a higher rank."""
     rolled_back: bool = False
-    """True if Redis may lack commits that this node has replicated. The wait counts from the first such observation."""
+    """True if Redis may lack commits that this node has replicated. The wait begins with the first such observation."""
     delayed: bool = False
-    """True: wait for the election delay as well, so that nodes that lead fewer namespaces win."""
+    """True to wait for the election delay as well, so that nodes that lead fewer namespaces win."""
 
 
 @dataclass
@@ -108,26 +108,27 @@ class Candidacy:
 
 
 def _lost_leader_gone_at(meta: Meta, candidacy: Candidacy, node: Node) -> float:
-    """Return the event-loop time until which a leader may be alive whose takeover Redis has lost.
+    """Return how long a leader may be alive whose takeover Redis has lost, as event-loop time.
 
-    Redis loses its last writes only when it restarts. Within a lease the leader restores them, or its lease expires. The time
-    is `-inf` if Redis has not restarted since the last takeover or resignation that it has.
+    Redis loses its last writes only when it restarts. Within a lease after the restart, the leader restores them or its lease
+    expires. The result is `-inf` if Redis has not restarted since the last takeover or resignation that it contains.
     """
     run = candidacy.redis_run
-    return -inf if run.id == meta.run_id else run.started_at + (meta.node or node).lease_ms / 1000
+    if run.id == meta.run_id:
+        return -inf
+    lease_ms = (meta.node or node).lease_ms
+    return run.started_at + lease_ms / 1000
 
 
 def is_vacant(meta: Meta, candidacy: Candidacy, node: Node, now: float) -> bool:
     """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before a restart.
 
-    A restart of this node counts only if this Redis does not lack the takeover by a later leader: a leader was seen alive at
-    this Redis, and Redis has not restarted within a lease.
+    After a restart, the namespace is vacant only if Redis cannot have lost the takeover by a later leader.
     """
-    return meta.node is None or (
-        candidacy.has_seen_leader
-        and node.is_restart_of(meta.node)
-        and now >= _lost_leader_gone_at(meta, candidacy, node)
-    )
+    if meta.node is None:
+        return True
+    may_lack_later_leader = not candidacy.has_seen_leader or now < _lost_leader_gone_at(meta, candidacy, node)
+    return node.is_restart_of(meta.node) and not may_lack_later_leader
 
 
 def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica) -> float:
@@ -151,9 +152,11 @@ def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node:
         return _on_expired_lease(meta, candidacy, replica, now)
     if meta is None:
         return _on_empty(candidacy, replica, node, now)
-    diverged = replica.read_history.position > (0, 0) and not meta.history.contains(replica.read_history.position)
-    handle = _on_vacant if is_vacant(meta, candidacy, node, now) else _on_leader
-    return handle(meta, candidacy, replica, node, now, diverged=diverged)
+    read_position = replica.read_history.position
+    diverged = read_position > (0, 0) and not meta.history.contains(read_position)
+    if is_vacant(meta, candidacy, node, now):
+        return _on_vacant(meta, candidacy, replica, node, now, diverged=diverged)
+    return _on_leader(meta, candidacy, replica, node, now, diverged=diverged)
 
 
 def _on_leader(
@@ -161,7 +164,7 @@ def _on_leader(
 ) -> Decision:
     """Decide what to do if the leader stored in `meta` may be alive.
 
-    With `diverged`, the position of the replica is not on the stored lineage, because of a rollback or a fork.
+    With `diverged`, the lineage of `meta` does not contain the position of the replica, because of a rollback or a fork.
     """
     if not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
@@ -178,13 +181,12 @@ def _on_leader(
 def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
     """Decide what to do if the namespace is empty: it is new, or Redis has lost everything.
 
-    The candidate first waits for a lease, in which a leader that is alive can restore the state.
+    The candidate first waits for the duration of a lease, in which a leader that is alive can restore the state.
     """
     since = now if candidacy.empty_since is None else candidacy.empty_since
     not_before = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
-    history = replica.history
-    action = Action.RESTORE if history is not None and history.position > (0, 0) else Action.ACQUIRE
-    return Decision(action, not_before, delayed=True)
+    can_restore = replica.history is not None and replica.history.position > (0, 0)
+    return Decision(Action.RESTORE if can_restore else Action.ACQUIRE, not_before, delayed=True)
 
 
 def _on_vacant(
@@ -201,15 +203,17 @@ def _on_vacant(
         not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
         return Decision(Action.ACQUIRE, not_before, rolled_back=True, delayed=delayed)
     lost_leader_gone_at = _lost_leader_gone_at(meta, candidacy, node)
-    return Decision(Action.ACQUIRE, None if now >= lost_leader_gone_at else lost_leader_gone_at, delayed=delayed)
+    if now < lost_leader_gone_at:
+        return Decision(Action.ACQUIRE, lost_leader_gone_at, delayed=delayed)
+    return Decision(Action.ACQUIRE, delayed=delayed)
 
 
 def _on_expired_lease(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, now: float) -> Decision:
     """Decide what to do after the leader has committed nothing for the duration of its lease."""
     if meta is None or meta.epoch != candidacy.expired_epoch:
         return Decision(Action.READ_AGAIN)
-    if not replica.read_history.contains(meta.position):
-        return Decision(Action.LOAD_SNAPSHOT)  # the log is lost, or truncated
+    if not replica.read_history.contains(meta.position):  # the log is lost, or truncated
+        return Decision(Action.LOAD_SNAPSHOT)
     # A Redis at which a leader was seen alive lacks no acknowledged commits, so no candidate can have a higher rank.
     not_before = None if candidacy.has_seen_leader else now
     return Decision(Action.ACQUIRE, not_before, delayed=True)
@@ -227,10 +231,10 @@ def _prior_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplic
 # -- Leadership balancing -----------------------------------------------------------------------------
 
 DELAY_PER_NAMESPACE_S = 0.1
-"""Election delay for each namespace that this node leads, plus the same for each that it leads more than the least loaded
-node."""
+"""The election delay has two parts: this time for each namespace that this node leads, and this time for each namespace that it
+leads in excess of the node that leads the fewest."""
 MAX_DELAY_S = 0.5
-"""The limit of each of these two parts, because a node may lead many namespaces."""
+"""The maximum of each of the two parts, because a node may lead many namespaces."""
 TRANSFERRED_DELAY_S = 1.0
 """Additional election delay for a namespace that this node has just transferred, so that it does not win it again."""
 MIN_IMBALANCE = 2
@@ -239,14 +243,13 @@ would only exchange their roles."""
 
 
 class LeadershipBalancer:
-    """Records which node leads each namespace that this node serves, and decides about transfers. A node is identified by
-    its address.
+    """Records which node, identified by its address, leads each namespace that this node serves, and decides about transfers.
 
     Leadership is balanced without a coordinator, by two rules:
 
     - Election delay: the more namespaces a node leads, the longer it waits before it competes for a vacant one.
-    - Transfer: a node that leads at least two namespaces fewer than another node requests one of them. The leader, which
-      polls for such requests, resigns.
+    - Transfer: a node that leads at least two namespaces fewer than another node requests one of that node's namespaces. The
+      leader polls for such requests, and resigns.
 
     Transfers stop when the nodes that serve the same namespaces lead equally many, with a difference of at most one.
     """
@@ -275,24 +278,25 @@ class LeadershipBalancer:
         The delay grows with the number of namespaces that this node leads, and with the difference to the node that leads the
         fewest; both parts are limited. For a namespace that this node has just transferred, the delay is longer.
         """
-        count = self.count(own_address)
-        surplus = count - min(Counter(self._leaders.values()).values(), default=0)
-        delay_s = min(DELAY_PER_NAMESPACE_S * count, MAX_DELAY_S)
-        if count:  # without a namespace, the surplus is negative or 0
-            delay_s += min(DELAY_PER_NAMESPACE_S * surplus, MAX_DELAY_S)
-        return delay_s + (TRANSFERRED_DELAY_S if namespace in self._transferred else 0)
+        own_count = self.count(own_address)
+        min_count = min(Counter(self._leaders.values()).values(), default=0)
+        delay_s = min(DELAY_PER_NAMESPACE_S * own_count, MAX_DELAY_S)
+        if own_count:  # a node that leads none is not among the counted nodes, so the difference would be negative
+            delay_s += min(DELAY_PER_NAMESPACE_S * (own_count - min_count), MAX_DELAY_S)
+        if namespace in self._transferred:
+            delay_s += TRANSFERRED_DELAY_S
+        return delay_s
 
     def start_transfer(self, namespace: str, own_address: str, receiver: str, receiver_count: int) -> bool:
-        """Record that this node, at `own_address`, transfers a namespace to the node at `receiver`. Return whether it may do
-        so.
+        """Decide whether this node, at `own_address`, transfers a namespace to the node at address `receiver`, and record it.
 
-        Returns False if the difference between the two nodes is less than `MIN_IMBALANCE`. `receiver_count` is how many
-        namespaces the receiver led when it sent the request. Namespaces whose transfer to the receiver has already begun
-        count as led by the receiver, so that repeated requests do not transfer too many.
+        Returns False, without a record, if this node does not lead `MIN_IMBALANCE` namespaces more than the receiver.
+        `receiver_count` is how many namespaces the receiver led when it sent the request. Namespaces whose transfer to the
+        receiver has already begun count as its own, so that repeated requests do not transfer too many.
         """
         transferred_count = sum(address == receiver for address in self._transferred.values())
-        receiver_count = max(receiver_count, self.count(receiver) + transferred_count)
-        if receiver == own_address or self.count(own_address) - receiver_count < MIN_IMBALANCE:
+        known_count = max(receiver_count, self.count(receiver) + transferred_count)
+        if receiver == own_address or self.count(own_address) - known_count < MIN_IMBALANCE:
             return False
         self.set_leader(namespace, None)
         self._transferred[namespace] = receiver
@@ -301,13 +305,12 @@ class LeadershipBalancer:
     def namespace_to_request(self, own_address: str) -> str | None:
         """Return the namespace that this node, at `own_address`, should request from the node that leads the most.
 
-        Return None if that node leads fewer than `MIN_IMBALANCE` namespaces more than this node.
-
-        The choice depends on a hash of `own_address` and the namespace, so that different nodes request different namespaces.
+        Return None if that node leads less than `MIN_IMBALANCE` namespaces more than this node.
         """
         counts = Counter(self._leaders.values())
         busiest, max_count = max(counts.items(), key=lambda item: item[1], default=("", 0))
         if max_count - counts[own_address] < MIN_IMBALANCE:
             return None
         candidates = [namespace for namespace, leader in self._leaders.items() if leader == busiest]
+        # The order depends on a hash with the own address, so that different nodes request different namespaces.
         return min(candidates, key=lambda namespace: blake2b(f"{own_address} {namespace}".encode()).digest())

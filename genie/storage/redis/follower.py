@@ -1,8 +1,9 @@
 """Follows a namespace until this node leads it: applies the log to a local replica, so that a takeover needs no loading.
 
 The leader has a lease: it may act for the duration of the lease after it sent a commit. An idle leader commits a heartbeat.
-A follower counts the lease from the moment at which it has read the commit, which is later, so clocks of different nodes are
-never compared. The script that acquires leadership fails if the leader has committed in the meantime.
+A follower measures the lease from the moment at which it has read the commit. That is later than the moment of sending, and
+clocks of different nodes are never compared. The script that acquires leadership fails if the leader has committed in the
+meantime.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ MAX_POLL_S = 0.5
 
 
 class Follower:
-    """Follows one namespace on a node that does not lead it, until the node has acquired leadership.
+    """Follows one namespace until this node has acquired leadership.
 
     `on_role_changed` is called with each new role of this node until it leads. `prior_leadership` is the state of this node as
     a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
@@ -88,7 +89,7 @@ class Follower:
         self._leader: str | None = None
         """The leader's address. None if the leader is unknown."""
         self._may_lag = False
-        """True if the log may have entries that this node has not read, because Redis could not be reached."""
+        """True if Redis could not be reached, until this node has read the log to its end again."""
         self._loop = asyncio.get_running_loop()
         self._replica = LocalReplica(reader, prior_leadership, unacknowledged)
         self._candidacy = Candidacy(
@@ -97,18 +98,18 @@ class Follower:
         self._requested_transfer_at = -inf
         """When this node last requested a transfer (event-loop time)."""
         self._logged_load_error = ""
-        """Why the state could not be loaded, as logged last. Empty if it was loaded."""
+        """The last logged error of a load. Empty if the last load succeeded."""
         self._has_acquired = False
-        """True if this node has acquired leadership, but may not have the state yet from which to lead."""
+        """True if this node has acquired leadership. It may still have to load the state from which to lead."""
         self.acquired_state: StateMachine | None = None
-        """The state with which this node has acquired leadership. None before."""
+        """The state from which this node leads. None until the node has acquired leadership and loaded the state."""
         self.acquired_at = 0.0
         """When this node began to acquire leadership (event-loop time). Its first lease starts at that time."""
 
     def on_store_failure(self, outage: StoreOutage) -> None:
-        """Discard the observations of the leader, because Redis could not be reached. The lease wait begins again.
+        """Discard the observations of the leader, because Redis could not be reached, and report the outage.
 
-        The leader counts as unknown until `meta` is read again.
+        The leader is unknown until `meta` is read again, and the wait for the end of its lease begins again.
         """
         self._candidacy.reset(self._loop.time(), primary_may_change=self._keyspace.primary.may_change)
         self._balancer.set_leader(self._keyspace.name, None)
@@ -166,17 +167,18 @@ class Follower:
         self._report_role()
 
     def _report_role(self) -> None:
-        """Report whether this node follows a leader, and has the state to take over, or waits for a leader."""
+        """Report the current role: this node follows a leader, or waits for one."""
         caught_up = self._replica.is_loaded and not self._may_lag
         self._report(Waiting() if self._leader is None else Following(self._leader, caught_up=caught_up))
 
     def _report(self, role: FollowerRole) -> None:
+        """Report a role if it differs from the last reported one."""
         if role != self._role:
             self._role = role
             self._on_role_changed(role)
 
     async def _observe(self, meta: Meta | None) -> None:
-        """Record the leader in `meta`, or, if `meta` is None, since when the namespace is empty."""
+        """Record the leader in `meta`. If `meta` is None, record since when the namespace is empty."""
         candidacy = self._candidacy
         if meta is None:
             self._set_leader(None)
@@ -188,7 +190,8 @@ class Follower:
             return
         candidacy.empty_since = None
         if meta.node is not None and not is_vacant(meta, candidacy, self._node, self._loop.time()):
-            self._set_leader(None if self._node.is_restart_of(meta.node) else meta.node.address)
+            was_this_node = self._node.is_restart_of(meta.node)
+            self._set_leader(None if was_this_node else meta.node.address)
         elif self._leader is None:
             self._report_role()
 
@@ -205,33 +208,35 @@ class Follower:
         wait_s = lease_s + rank_delay_s(meta, candidacy, self._replica)
         while True:
             remaining_s = candidacy.last_sign_of_life + wait_s - self._loop.time()
-            entries = await self._read_log(min(ceil(remaining_s * 1000), MAX_READ_WAIT_MS) if remaining_s > 0 else None)
+            is_expired = remaining_s <= 0
+            entries = await self._read_log(None if is_expired else min(ceil(remaining_s * 1000), MAX_READ_WAIT_MS))
             if entries is None:
                 return
-            if not entries and remaining_s <= 0:
+            if not entries and is_expired:
                 candidacy.expired_epoch = meta.epoch
                 return
             for entry in entries:
                 candidacy.last_sign_of_life = self._loop.time()
-                if entry.position > meta.position:  # older entries may be a copy from another Redis: no sign of life
+                if entry.position > meta.position:  # an older entry is no proof: it may be a copy from another Redis
                     candidacy.has_seen_leader = True
                     wait_s = lease_s
                     self._replica.discard_own_leadership_state()
                 if isinstance(entry, EpochStarted) or entry.resigned:
                     return
-            if not entries:  # a rollback of Redis adds no entry to the log
+            if not entries:  # Redis may have been rolled back, which adds no entry to the log
                 stored = await self._keyspace.read()
                 if stored is None or stored.epoch != meta.epoch or stored.position < self._reader.position:
                     return
             await self._request_transfer()
-            if 0 < len(entries) < MAX_READ_ENTRIES:
+            is_busy = len(entries) == MAX_READ_ENTRIES
+            if entries and not is_busy:
                 await asyncio.sleep(READ_PAUSE_S)
 
     async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
-        """Read the next log entries, apply them to the replica, and return them. Does not wait for entries if `wait_ms` is
-        None.
+        """Read the next log entries, apply them to the replica, and return them.
 
-        Returns None if the log was truncated and the snapshot was loaded instead. Then `meta` must be read again.
+        Waits up to `wait_ms` for the first entry, or not at all if `wait_ms` is None. Returns None if the log was truncated and
+        the stored state was loaded instead. Then `meta` must be read again.
         """
         try:
             entries = await self._reader.read(wait_ms)
@@ -244,35 +249,31 @@ class Follower:
         self._outage_log.end(self._keyspace.primary.address, self._loop.time())
         for entry in entries:
             if isinstance(entry, BatchCommitted) and self._replica.append(entry):
-                await asyncio.sleep(0)  # one read may have as many entries as 200 small ones, but much larger ones
+                await asyncio.sleep(0)  # records were decoded: let the event loop do other work before the next entry
         if self._may_lag and len(entries) < MAX_READ_ENTRIES:
             self._may_lag = False
             self._report_role()
         return entries
 
     async def _request_transfer(self) -> None:
-        """Request this namespace if its leader leads too many namespaces.
+        """Request this namespace if its leader leads too many namespaces, but at most once per `TRANSFER_REQUEST_INTERVAL_S`.
 
-        Does so at most once per `TRANSFER_REQUEST_INTERVAL_S`, and only if this node can discover the primary.
+        Without discovery of the primary this node requests nothing: as the leader it could not connect to commit.
         """
-        now, name = self._loop.time(), self._keyspace.name
+        now, own_address = self._loop.time(), self._node.address
         is_due = now - self._requested_transfer_at >= TRANSFER_REQUEST_INTERVAL_S
-        if is_due and self._balancer.namespace_to_request(self._node.address) == name:
+        if is_due and self._balancer.namespace_to_request(own_address) == self._keyspace.name:
             self._requested_transfer_at = now
-            if not await self._keyspace.primary.is_discoverable():
-                return  # as the leader, this node could not open a connection for commits
-            await self._keyspace.request_transfer(self._node.address, self._balancer.count(self._node.address))
+            if await self._keyspace.primary.is_discoverable():
+                await self._keyspace.request_transfer(own_address, self._balancer.count(own_address))
 
     async def _load_replica(self) -> None:
         """Replace the replica by the stored state.
 
         The replica stays unloaded if the namespace is empty, or if the log lacks entries. The next checkpoint replaces missing
         entries, so the caller loads again.
-
-        The old replica is dropped first, because loading moves the position of the log reader. If loading was interrupted,
-        the old replica would not match the new position.
         """
-        self._replica.lazy = None
+        self._replica.lazy = None  # loading moves the log reader: after an interruption, the replica would not match it
         self._report_role()
         try:
             state = await load_state(self._keyspace, self._reader, self._log)
@@ -302,8 +303,8 @@ class Follower:
         """Wait as the decision says, then acquire leadership and return the state.
 
         Returns None if the wait has not ended or another node was faster: the caller then reads `meta` and decides again.
-        `started_at` is the event-loop time at which this node began to read `meta`. With `lease_expired`, the lease of the
-        leader in `meta` has expired, which is logged.
+        `started_at` is the event-loop time at which this node began to read `meta`. `lease_expired` says whether the lease of
+        the leader in `meta` has expired.
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
@@ -346,7 +347,10 @@ class Follower:
         return True
 
     async def _wait_election_delay(self, meta: Meta | None) -> bool:
-        """Wait for the election delay, in which nodes that lead fewer namespaces can take over. Return whether none has."""
+        """Wait for the election delay, in which nodes that lead fewer namespaces can take over.
+
+        Returns whether the namespace is still as in `meta`, so that no other node has taken over.
+        """
         self._balancer.set_leader(self._keyspace.name, None)
         delay_s = self._balancer.election_delay_s(self._node.address, self._keyspace.name)
         if not delay_s:
@@ -354,16 +358,15 @@ class Follower:
         await asyncio.sleep(delay_s)
         log_end = self._keyspace.log_end  # `read` replaces it
         stored = await self._keyspace.read()
-        return (stored and stored.position) == (meta and meta.position) and self._keyspace.log_end == log_end
+        position = None if meta is None else meta.position
+        stored_position = None if stored is None else stored.position
+        return stored_position == position and self._keyspace.log_end == log_end
 
     async def _acquire(self, meta: Meta | None) -> StateMachine | None:
         """Acquire leadership, and return the state to continue from.
 
-        Returns None if another node was faster, or the leader has committed since `meta` was read. After the acquisition no
-        earlier leader can commit, so the replica applies the rest of the log. If Redis lacks acknowledged commits that this
-        node has, they are restored.
-
-        Raises UnknownFormat, without a change, if the log has a record that this version of Genie does not know.
+        Returns None if another node was faster, or the leader has committed since `meta` was read. Raises UnknownFormat, without
+        a change, if the log has a record that this version of Genie does not know.
         """
         if self._replica.is_loaded and meta is not None and meta.history.contains(self._reader.position):
             await self._catch_up_to(meta.position)
@@ -377,7 +380,11 @@ class Follower:
         return await self._take_over()
 
     async def _take_over(self) -> StateMachine | None:
-        """Return the state with which to lead after the acquisition, or None if Redis has lost everything since then."""
+        """Return the state with which to lead after the acquisition, or None if Redis has lost everything since then.
+
+        No earlier leader can commit any more, so the replica applies the rest of the log. If Redis lacks acknowledged commits that
+        this node has, they are restored.
+        """
         self._has_acquired = True
         history = self._keyspace.history
         base = history.ends[-2]  # the position from which the new epoch continues
@@ -388,7 +395,7 @@ class Follower:
             snapshot = Snapshot(missing.history.advanced_to((self._keyspace.epoch.number, 1)), missing.state)
             self._replica.keep_only(snapshot)
             return await self._restore(snapshot)
-        # Commits that Redis lacks, and that were acknowledged to no client, must be dropped from the replica.
+        # Any commit that Redis lacks was acknowledged to no client. A replica that contains such a commit is loaded again.
         has_unacknowledged = self._reader.history.has_commits_beyond(history)
         if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
             await self._load_replica()
@@ -400,18 +407,22 @@ class Follower:
         """Apply log entries until the replica contains `position`. Return False if the log ends before `position`."""
         while not self._reader.history.contains(position):
             entries = await self._read_log(wait_ms=None)
-            if entries == []:  # the end of the log; None: the replica was loaded again, and may contain `position` now
+            if (
+                entries is not None and not entries
+            ):  # after None, the replica was loaded again and may contain `position`
                 return False
         return True
 
     async def _restore(self, snapshot: Snapshot, log_end: str | None = None) -> StateMachine | None:
         """Acquire leadership by writing `snapshot` to Redis, which has lost acknowledged commits that the snapshot contains.
 
-        Returns the state of the snapshot. Returns None if another node was faster, or if the log of a namespace without
-        metadata does not end with `log_end` any more.
+        Returns the state of the snapshot, or None if another node was faster. If `log_end` is not None, the namespace was empty,
+        and its log must still end with the entry of this id.
         """
-        redis = self._keyspace.primary.address
-        self._log.warning("primary rolled back acknowledged commits, restoring snapshot", address=redis and str(redis))
+        address = self._keyspace.primary.address
+        self._log.warning(
+            "primary rolled back acknowledged commits, restoring snapshot", address=address and str(address)
+        )
         self.acquired_at = self._loop.time()
         try:
             await self._keyspace.restore_snapshot(self._node, snapshot.state, snapshot.history, log_end)

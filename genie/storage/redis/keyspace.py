@@ -1,15 +1,17 @@
 """The keys of a namespace in Redis, and the atomic operations on them.
 
-All keys are in one hash slot, by the tag `{namespace}`:
+The tag `{namespace}` in each key puts all keys into one hash slot:
 
-| key | type | content | |---|---|---| | `{namespace}:log` | stream | the write-ahead log: an entry for each batch and each
-takeover (`log.py`) | | `{namespace}:state:…` | hash | the checkpointed state: id to record (`records.py`), and a field `0`
-so that the hash is never empty | | `{namespace}:meta` | hash | `version` of the format; `epoch`, `nonce` of the last leader;
-its `node` (empty: resigned); | | | | `history`; `state`, the key of the current state; its `checkpoint`; `run_id` of the Redis (see `Meta`) | |
-`{namespace}:candidates` | set | ids of the nodes that wait while the namespace is empty | | `{namespace}:positions` | hash |
-candidate to its replicated position, during an election | | `{namespace}:transfer_request` | string | which node asks for
-leadership, and how many namespaces it leads; expires | | `{namespace}:snapshots` | set | all keys of states, registered
-before they are written, so that abandoned ones are deleted |
+- `{namespace}:log`, a stream: the replication log, with an entry for each batch and each takeover (`log.py`).
+- `{namespace}:state:…`, a hash: the checkpointed state, a record by id (`records.py`). Its field `0` keeps the hash from being
+  empty.
+- `{namespace}:meta`, a hash with the fields `version` (of the format), `epoch`, `nonce`, `node`, `history`, `state` (the key of
+  the current state), `checkpoint` and `run_id`: see `Meta`. `node` is empty after the leader has resigned.
+- `{namespace}:candidates`, a set: the ids of the nodes that wait while the namespace is empty.
+- `{namespace}:positions`, a hash: during an election, the replicated position of each candidate.
+- `{namespace}:transfer_request`, a string: which node requests leadership, and how many namespaces it leads. It expires.
+- `{namespace}:snapshots`, a set: the keys of all states. A key is added before the state is written, so that an abandoned
+  state is found and deleted.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ TRANSFER_REQUEST_TTL_MS = 3_000
 POSITION_TTL_S = 1.0
 """How long a candidate's published position is valid unless it is published again."""
 CHUNK = 1000
-"""How many records one call reads or writes. Limited, because Redis serves no other client during a call."""
+"""About how many records one call reads or writes. Limited, because Redis serves no other client during a call."""
 
 _READ = SCRIPTS.joinpath("read.lua").read_bytes()
 _ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
@@ -62,25 +64,24 @@ NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpoch:
-    """One period of leadership. `number` grows with each period; `nonce` distinguishes two nodes that chose the same number.
-
-    `state` is the key of the hash to which the leader writes checkpoints.
-    """
+    """One period of leadership."""
 
     number: int
+    """The number of the epoch, which is higher than those of all earlier epochs."""
     nonce: str
+    """A random text. It distinguishes two nodes that have chosen the same number."""
     state: str
+    """The key of the hash to which the leader writes checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How much of the log the hash `state` contains: all changes up to `position`, and possibly some later ones.
-
-    `counters` is a batch without changes: the clock and the counters at that position.
-    """
+    """How much of the log the checkpointed state contains."""
 
     position: Position
+    """The state contains all changes up to this position, and possibly some later ones."""
     counters: Batch
+    """The clock and the counters at that position, as a batch without changes."""
 
     def encode(self) -> bytes:
         """Encode the checkpoint as `epoch-index`, a space, and the counters."""
@@ -95,21 +96,21 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """The decoded `meta` key and the end of the log, read at one moment.
-
-    `epoch` and `node` are those of the current or last leader. `node` is None if the leader has resigned. `position` is the
-    position of the last log entry, or of the checkpoint if the log was lost (`has_log` is False). `before` are the last
-    positions of the earlier epochs. `run_id` is the run of the Redis to which the last takeover or resignation was written,
-    or empty if unknown.
-    """
+    """The decoded `meta` key and the end of the log, read at one moment."""
 
     epoch: LeaderEpoch
+    """The epoch of the current or last leader."""
     node: Node | None
+    """The current leader. None if the last leader has resigned."""
     position: Position
+    """The position of the last log entry, or of the checkpoint if the log was lost."""
     checkpoint: Checkpoint
     before: tuple[Position, ...]
+    """The last positions of the earlier epochs, oldest first."""
     has_log: bool = True
+    """False if Redis has lost the log, but not the metadata."""
     run_id: str = ""
+    """The run of the Redis to which the last takeover or resignation was written. Empty if unknown."""
 
     @property
     def history(self) -> EpochHistory:
@@ -119,7 +120,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A new epoch to acquire, if Redis has not changed since this node has observed it.
+    """A new epoch that this node tries to start. It is started if Redis has not changed since this node has read it.
 
     The epoch continues from the stored state (`checkpoint` is None), a restored snapshot (`base` is None), or an empty state.
     """
@@ -130,22 +131,20 @@ class Takeover:
     observed: Meta | None
     """The metadata that this node has read. None if the namespace was empty, and its log ended with `Keyspace.log_end`."""
     ends: tuple[Position, ...]
-    """The last positions of the earlier epochs, see `EpochHistory`."""
+    """The last positions of the earlier epochs, oldest first."""
     base: Position | None
     """The position from which the epoch continues. None if the existing log does not lead to the restored snapshot."""
     checkpoint: Checkpoint | None = None
-    """The checkpoint of a new state, whose `record_count` records are already written. None to keep the stored state."""
+    """The checkpoint of a new state, whose records are already written. None to keep the stored state."""
     record_count: int = 0
+    """How many records the new state must have."""
     candidate_id: str | None = None
-    """The id under which this node must still be registered: otherwise Redis has lost everything since the namespace was read
-    as empty. None if the registration is not required."""
+    """The id of this node among the candidates. If it is not registered any more, Redis has lost everything since the namespace
+    was read as empty, and the takeover fails. None if this is not checked."""
 
 
 class Keyspace:
-    """One node's access to the keys of a namespace.
-
-    `epoch` is the node's own last epoch; its number is 0 if the node has never acquired leadership.
-    """
+    """The access of this node to the keys of a namespace."""
 
     def __init__(self, primary: Primary, name: str) -> None:
         self.primary = primary
@@ -157,7 +156,8 @@ class Keyspace:
         self._publish_count = 0
         """How often this node has published a position."""
         self._rivals: dict[bytes, tuple[bytes, float]] = {}
-        """By id of each other candidate, its last published value, and when this node first read that value."""
+        """By id of each other candidate, the position that it has published last, as stored, and when this node first read it
+        (event-loop time)."""
         self._attempted_restore: LeaderEpoch | None = None
         """The epoch of a snapshot restore whose outcome is unknown. None if there is no such restore."""
         self._attempted_acquisition: LeaderEpoch | None = None
@@ -172,6 +172,7 @@ class Keyspace:
         """The id of the last log entry at the last `read`, or empty if there was none. Without `meta` the log is useless, but
         a log that grows shows that a leader is alive."""
         self.epoch = LeaderEpoch(0, "", "")
+        """The last epoch that this node led. Its number is 0 if this node has never led."""
         self.history = EpochHistory()
         """The lineage up to the start of `epoch`."""
 
@@ -197,9 +198,10 @@ class Keyspace:
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
-        """Decode the reply of `read.lua`, and record its epoch.
+        """Decode the reply of `read.lua`: the fields and values of `meta`, and the id of the last log entry.
 
-        With `asking`, the slot is being migrated, and may lack keys.
+        Returns None if `meta` does not exist. With `asking`, that raises RedisFailure instead, because the slot is being migrated
+        to the node that replied.
         """
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
@@ -220,12 +222,13 @@ class Keyspace:
             epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
             self.highest_epoch = max(self.highest_epoch, epoch.number)
             checkpoint = Checkpoint.decode(meta["checkpoint"])
-            ends, position = decode_ends(meta["history"]), decode_position(last_id)
-            if not last_id:  # the log was lost, but not the metadata: the state is that of the checkpoint
+            before, position = decode_ends(meta["history"]), decode_position(last_id)
+            has_log = bool(last_id)
+            if not has_log:  # the state is that of the checkpoint
                 position = checkpoint.position
-                ends = EpochHistory(ends).up_to(position).ends[:-1]
+                before = EpochHistory(before).up_to(position).ends[:-1]
             run_id = meta.get("run_id", b"").decode()
-            return Meta(epoch, decode_node(meta["node"]), position, checkpoint, ends, bool(last_id), run_id)
+            return Meta(epoch, decode_node(meta["node"]), position, checkpoint, before, has_log, run_id)
         except (ValueError, DecodeError) as error:
             raise UnknownFormat(f"{self.meta}: a field is invalid: {error}; restore it from a backup") from None
 
@@ -238,9 +241,15 @@ class Keyspace:
         epoch = self._next_epoch()
         self._attempted_restore = None
         if observed is None:
-            empty, before = Checkpoint((epoch.number, 0), Batch()), EpochHistory()
+            no_history = EpochHistory()
             takeover = Takeover(
-                epoch, node, None, before.ends, before.position, checkpoint=empty, candidate_id=self._candidate_id
+                epoch,
+                node,
+                observed,
+                no_history.ends,
+                no_history.position,
+                checkpoint=Checkpoint((epoch.number, 0), Batch()),
+                candidate_id=self._candidate_id,
             )
         else:
             epoch = replace(epoch, state=observed.epoch.state)
@@ -249,46 +258,50 @@ class Keyspace:
         return await self._acquire(takeover)
 
     def confirm_acquisition(self, meta: Meta | None) -> bool:
-        """Record that `acquire_leadership` has succeeded although its reply was lost. Return False if it has not succeeded.
+        """Return whether the last call of `acquire_leadership` has succeeded although its reply was lost, and record it if so.
 
-        Without this, the node would take its own epoch for that of another leader, which lacks the commits that only this node
-        has in memory. `meta` must be the first read after the attempt: before a later read another node may have led.
+        `meta` must be the first metadata that was read after that call, because another node may have led before a later read.
         """
         attempted, self._attempted_acquisition = self._attempted_acquisition, None
         if meta is None or meta.epoch != attempted:
             return False
+        # Otherwise this node would take its own epoch for that of another leader.
         self._on_acquired(meta.epoch, meta.before)
         return True
 
     async def register_candidate(self) -> bool:
-        """Register this node as a candidate that waits while the namespace is empty.
+        """Register this node as a candidate that waits while the namespace is empty. Return False if it was registered before.
 
-        Returns whether the node was not registered yet. If so in a repeated call, Redis has lost data since the last call.
+        A repeated call returns True only if Redis has lost data since the last call.
         """
-        return bool(await self.primary.write("SADD", self.key("candidates"), self._candidate_id))
+        added_count = await self.primary.write("SADD", self.key("candidates"), self._candidate_id)
+        return bool(added_count)
 
     async def publish_position_and_compare(self, position: Position) -> bool:
         """Publish this candidate's replicated position, and return whether another candidate has published a later position.
 
         The position must be published again within `POSITION_TTL_S`; positions that are not published again are ignored.
-        Each publication has a new count. Other nodes measure the time since the value last changed, so clocks of different
-        nodes are not compared.
+        Each publication has a new count, so that each changes the stored value. Other nodes measure the time since they first
+        read the value, so clocks of different nodes are not compared.
         """
-        now, self._publish_count = asyncio.get_running_loop().time(), self._publish_count + 1
-        published = f"{position[0]}-{position[1]} {self._publish_count}"
-        await self.primary.write("HSET", self.key("positions"), self._candidate_id, published)
+        now = asyncio.get_running_loop().time()
+        self._publish_count += 1
+        own_value = f"{encode_position(position)} {self._publish_count}"
+        await self.primary.write("HSET", self.key("positions"), self._candidate_id, own_value)
         stored = await self.primary.call("HGETALL", self.key("positions"))
-        positions = dict(zip(stored[::2], stored[1::2], strict=True))
-        positions.pop(self._candidate_id.encode(), None)
-        seen_before = self._rivals
-        self._rivals = {
-            rival: seen_before[rival] if seen_before.get(rival, (b"", 0.0))[0] == value else (value, now)
-            for rival, value in positions.items()
-        }
-        return any(
-            now - seen_at < POSITION_TTL_S and decode_position(value.partition(b" ")[0]) > position
-            for value, seen_at in self._rivals.values()
-        )
+        values = dict(zip(stored[::2], stored[1::2], strict=True))
+        values.pop(self._candidate_id.encode(), None)
+        rivals: dict[bytes, tuple[bytes, float]] = {}
+        for rival, value in values.items():
+            last_value, first_read_at = self._rivals.get(rival, (b"", now))
+            rivals[rival] = (value, first_read_at if value == last_value else now)
+        self._rivals = rivals
+        live_positions = [
+            decode_position(value.partition(b" ")[0])
+            for value, first_read_at in rivals.values()
+            if now - first_read_at < POSITION_TTL_S
+        ]
+        return any(rival_position > position for rival_position in live_positions)
 
     async def request_transfer(self, address: str, count: int) -> None:
         """Request the transfer of this namespace to the node at `address`, which leads `count` namespaces.
@@ -300,8 +313,9 @@ class Keyspace:
         )
 
     async def read_transfer_request(self) -> tuple[str, int] | None:
-        """Return the address of the node that requests the namespace, and how many namespaces it leads, or None if no node
-        does.
+        """Return the address of the node that requests the namespace, and how many namespaces it leads.
+
+        Returns None if no node requests the namespace.
         """
         stored = await self.primary.call("GET", self.key("transfer_request"))
         if stored is None:
@@ -316,48 +330,48 @@ class Keyspace:
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield all records in chunks, each a map from id to encoded record.
 
-        The leader may commit during the scan. So a record may be yielded twice, with values from different moments. Redis
-        reads the next chunk while the caller decodes one, which takes as long: a load takes a third less (measured). Raises
+        The leader may commit during the scan. So a record may be yielded twice, with values from different moments. Raises
         RedisFailure if Redis has lost the state.
         """
         meta = await self.read()
         if meta is None:
             return
-        is_complete = False
-        scan: asyncio.Task[tuple[bytes, list[bytes]]] | None
-        scan = asyncio.create_task(self._scan(meta.epoch.state, b"0"))
+        state = meta.epoch.state
+        exists = False
+        # Redis reads the next chunk while the caller decodes one, which takes as long: a load takes a third less (measured).
+        scan: asyncio.Task[tuple[bytes, list[bytes]]] | None = asyncio.create_task(self._scan(state, b"0"))
         try:
             while scan is not None:
                 cursor, fields = await scan
-                scan = None if cursor == b"0" else asyncio.create_task(self._scan(meta.epoch.state, cursor))
+                scan = None if cursor == b"0" else asyncio.create_task(self._scan(state, cursor))
                 await asyncio.sleep(0)  # sends the command
                 records = dict(zip(fields[::2], fields[1::2], strict=True))
-                is_complete |= records.pop(b"0", None) is not None  # every state has this field
+                exists |= records.pop(b"0", None) is not None  # every state has this field
                 yield records
         finally:
             await cancel_and_wait(scan)
-        if not is_complete:
+        if not exists:
             latest = await self.read()
             # If another state is current, a snapshot was restored during the scan, and the caller loads again.
-            if latest is not None and latest.epoch.state == meta.epoch.state:
-                raise RedisFailure(f"Redis has lost {meta.epoch.state}, the state of the last checkpoint")
+            if latest is not None and latest.epoch.state == state:
+                raise RedisFailure(f"Redis has lost {state}, the state of the last checkpoint")
 
     async def _scan(self, state: str, cursor: bytes) -> tuple[bytes, list[bytes]]:
-        """Return the next cursor of a scan (`0` at its end), and a chunk of fields and values of the state."""
+        """Return the next cursor of a scan, `0` at its end, and a chunk of the state: alternating fields and values."""
         next_cursor, fields = await self.primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", CHUNK)
         return next_cursor, fields
 
     async def restore_snapshot(
         self, node: Node | None, state: Batch, history: EpochHistory, log_end: str | None = None
     ) -> None:
-        """Write the in-memory state with its lineage to a Redis that has lost commits, and lead in a new epoch.
+        """Write the in-memory state with its lineage to a Redis that has lost commits, in a new epoch.
 
-        `node` is the leader of the epoch, or None so that any node can take over at once.
+        `node` is the leader of the epoch, or None so that any node can take over at once. If the namespace has no metadata and
+        `log_end` is not None, the log must end with the entry of this id.
 
         The records are written to a new snapshot key. Finally `meta` is switched to the new key, so a crash in between
-        leaves the old state in place. Raises LeadershipLost if another node leads, or if the namespace has no metadata and
-        its log does not end with `log_end`. With `log_end` None, the end of the log is not checked. After any other error the
-        caller can call `restore_snapshot` again.
+        leaves the old state in place. Raises LeadershipLost if another node leads, or if the log has another end. After any other
+        error the caller can call `restore_snapshot` again.
         """
         meta = await self.read()
         if meta is not None and meta.epoch == self._attempted_restore:
@@ -370,10 +384,8 @@ class Keyspace:
             raise LeadershipLost(f"{self.log} has changed")
         self._attempted_restore = epoch = self._next_epoch()
         await self._register_snapshot(epoch)
-        stored = [(id_, change) for id_, change in state.changes.items() if change is not None]
-        for start in range(0, len(stored), CHUNK):
-            chunk = [part for id_, change in stored[start : start + CHUNK] for part in (id_, encode(change))]
-            await self.primary.write("HSET", epoch.state, *chunk)
+        record_count = await self._write_records(epoch.state, state)
+        must_be_candidate = meta is None and log_end is not None
         takeover = Takeover(
             epoch,
             node,
@@ -381,12 +393,22 @@ class Keyspace:
             history.ends,
             base=None,
             checkpoint=Checkpoint((epoch.number, 0), state),
-            record_count=len(stored),
-            candidate_id=self._candidate_id if meta is None and log_end is not None else None,
+            record_count=record_count,
+            candidate_id=self._candidate_id if must_be_candidate else None,
         )
         if not await self._acquire(takeover):
             raise LeadershipLost(f"{self.meta} changed while the snapshot was written")
         await self._finish_restore()
+
+    async def _write_records(self, key: str, state: Batch) -> int:
+        """Write all requests and retained replies of a state to the hash `key`, in chunks. Return how many there are."""
+        changes = [(id_, change) for id_, change in state.changes.items() if change is not None]
+        for start in range(0, len(changes), CHUNK):
+            fields: list[object] = []  # alternating ids and records
+            for id_, change in changes[start : start + CHUNK]:
+                fields += id_, encode(change)
+            await self.primary.write("HSET", key, *fields)
+        return len(changes)
 
     async def write_checkpoint(
         self,
@@ -401,31 +423,25 @@ class Keyspace:
     ) -> bytes:
         """Write a part of the changes between the positions `last` and `new`, and return the status.
 
-        The last part also moves the checkpoint. Attempts to write a checkpoint, and the parts of an attempt, are numbered
-        from 1.
+        `deleted` are ids, and `written` are records by id. The last part also moves the checkpoint. Attempts to write a
+        checkpoint, and the parts of an attempt, are numbered from 1.
 
         The status is `ok`, or the reason why nothing was changed: `other` if another node leads, `moved` if the last
         checkpoint is not at `last`, `late` if a later part was written or the previous part was not, `lost` if Redis lacks
         the log up to `new`, `no state` if Redis has lost the state.
         """
+        written_fields = [text for id_and_record in written.items() for text in id_and_record]
+        moved_checkpoint = new.encode() if is_last_part else b""
         status = await self.primary.eval(
             _CHECKPOINT,
             [self.meta, self.log, self.epoch.state],
-            *(
-                self.epoch.number,
-                self.epoch.nonce,
-                encode_position(last),
-                attempt,
-                part,
-                *new.position,
-                new.encode() if is_last_part else b"",
-            ),
-            *(len(deleted), *deleted, *(part for item in written.items() for part in item)),
+            *(self.epoch.number, self.epoch.nonce, encode_position(last), attempt, part, *new.position),
+            *(moved_checkpoint, len(deleted), *deleted, *written_fields),
         )
         return bytes(status)
 
     async def _finish_restore(self) -> None:
-        """Delete abandoned snapshots, then clear the epoch of the attempt.
+        """Delete the former state and abandoned snapshots, then forget the attempt.
 
         The order matters: if deleting fails, the next `restore_snapshot` must recognize that the attempt has succeeded.
         """
@@ -433,18 +449,15 @@ class Keyspace:
         self._attempted_restore = None
 
     async def resign(self, last_index: int, batch: bytes) -> None:
-        """Store that the namespace has no leader, with the encoded batch `batch`, which has the last counters.
+        """Store that the namespace has no leader, in a log entry with the encoded batch `batch`, which has the last counters.
 
         `last_index` is the index of the last batch that this node has sent. Does nothing if this Redis lacks that batch.
         Otherwise the resignation would get the index of the missing batch, which followers may have read from another Redis.
         """
-        number = self.epoch.number
-        await self.primary.eval(
-            _RESIGN,
-            [self.meta, self.log],
-            *(number, self.epoch.nonce, encode_position((number, last_index))),
-            *(encode_position((number, last_index + 1)), batch, self.primary.run.id),
-        )
+        epoch = self.epoch.number
+        last_id, resignation_id = encode_position((epoch, last_index)), encode_position((epoch, last_index + 1))
+        arguments = (epoch, self.epoch.nonce, last_id, resignation_id, batch, self.primary.run.id)
+        await self.primary.eval(_RESIGN, [self.meta, self.log], *arguments)
 
     async def collect_garbage(self) -> None:
         """Delete the keys of the election, and all snapshots except the current one."""
@@ -462,17 +475,19 @@ class Keyspace:
         Raises RedisFailure if Redis has lost records of the new state.
         """
         epoch, observed, checkpoint = takeover.epoch, takeover.observed, takeover.checkpoint
-        # The script compares strings, and an empty string with a missing value.
+        # The epoch, the nonce and the last log id that Redis must still have. An empty string stands for a missing value.
         expected: tuple[object, ...] = ("", "", self.log_end)
         if observed is not None:
             log_end = encode_position(observed.position) if observed.has_log else ""
             expected = (observed.epoch.number, observed.epoch.nonce, log_end)
         await self._register_snapshot(epoch)
         ends, candidate_id = takeover.ends[-MAX_EPOCHS:], takeover.candidate_id
+        keys = [self.meta, self.log, epoch.state]
+        if candidate_id is not None:  # a key that may not exist would make the script fail during a slot migration
+            keys.append(self.key("candidates"))
         status = await self.primary.eval(
             _ACQUIRE,
-            # A key that may not exist would make the script fail during the migration of a hash slot.
-            [self.meta, self.log, epoch.state, *([] if candidate_id is None else [self.key("candidates")])],
+            keys,
             *(epoch.number, epoch.nonce, *expected, encode_node(takeover.node), FORMAT_VERSION),
             "" if takeover.base is None else encode_position(takeover.base),
             encode_ends(ends),
@@ -488,11 +503,8 @@ class Keyspace:
         return bool(status == b"ok")
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
-        """Register the snapshot key of `epoch` before it is written, so that the next leader deletes it if this node crashes.
-
-        The script also names the key `meta`, so that it fails on a node that has only one of the keys during the migration
-        of a hash slot.
-        """
+        """Register the snapshot key of `epoch` before it is written, so that the next leader deletes it if this node crashes."""
+        # With the key `meta`, the script fails on a node that has only one of the keys during the migration of a hash slot.
         await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self.key("snapshots")], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
@@ -502,10 +514,10 @@ class Keyspace:
         self.history = EpochHistory((*before, (epoch.number, 0)))
 
     def _next_epoch(self) -> LeaderEpoch:
-        """Return a new epoch, whose number is higher than every number that this node has seen.
+        """Return a new epoch, whose number is higher than every number that this node has read or chosen.
 
-        The number is the time in µs, or one more than the highest number if the clock is slow. So the number is also new
-        if Redis has lost the last epoch, and two partitioned nodes hardly choose the same number.
+        The number is the Unix time in µs, or one more than the highest number if the clock is slow. So the number is also new
+        if Redis has lost the last epoch, and two partitioned nodes are unlikely to choose the same number.
         """
         self.highest_epoch = max(self.highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)

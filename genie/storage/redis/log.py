@@ -1,9 +1,9 @@
 """The log of a namespace, and the epoch history that tells a rollback from a fork.
 
-*Rollback*: a Redis returns to an earlier state, because its last writes were lost with its machine. *Fork*: two Redis
-instances continue from one state during a partition, each with its own leader. Epoch numbers alone cannot distinguish the
-two, which need opposite treatment. After a rollback, a node that has replicated more restores the snapshot. After a fork, a
-node discards the commits that the surviving Redis never had.
+*Rollback*: a Redis returns to an earlier state, because its last writes were lost with its machine. Then a node that has
+replicated more restores the snapshot. *Fork*: two Redis instances continue from one state during a partition, each with its
+own leader. Then a node discards the commits that the surviving Redis never had. Epoch numbers alone cannot distinguish the two
+cases.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from genie.storage.redis.connection import RedisFailure
 from genie.storage.redis.primary import Primary
@@ -21,17 +22,15 @@ Position = tuple[int, int]
 """A position in the log: the epoch, and the index of the batch within it. Index 0 is the start of the epoch."""
 
 MAX_EPOCHS = 50
-"""How many epochs a history contains at most. A rollback by more epochs is treated as a fork: the state of Redis wins."""
+"""How many epochs a history contains at most. A rollback by more epochs is treated as a fork: the state of Redis is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """The lineage of a state.
-
-    `ends` has the last position of each earlier epoch, oldest first, then the state's own position.
-    """
+    """The lineage of a state."""
 
     ends: tuple[Position, ...] = ((0, 0),)
+    """The last position of each earlier epoch, oldest first, then the position of the state."""
 
     @property
     def position(self) -> Position:
@@ -40,7 +39,7 @@ class EpochHistory:
 
     @property
     def last_committed(self) -> Position:
-        """The last position at which a batch was committed. Epochs without a batch are skipped: they acknowledged nothing."""
+        """The last position at which a batch was committed. Epochs without a batch are skipped."""
         return next((end for end in reversed(self.ends) if end[1]), self.ends[0])
 
     def contains(self, position: Position) -> bool:
@@ -57,11 +56,10 @@ class EpochHistory:
 
     def without(self, unacknowledged: Collection[Position]) -> EpochHistory:
         """Return this history without the batches in `unacknowledged`, each of which is the last batch of its epoch."""
-        return EpochHistory(
-            tuple(
-                (epoch, index - 1) if (epoch, index) in unacknowledged else (epoch, index) for epoch, index in self.ends
-            )
-        )
+        ends = [
+            (epoch, index - 1) if (epoch, index) in unacknowledged else (epoch, index) for epoch, index in self.ends
+        ]
+        return EpochHistory(tuple(ends))
 
     def advanced_to(self, position: Position) -> EpochHistory:
         """Return this history, continued to a later position in the last epoch or in a new epoch.
@@ -73,7 +71,8 @@ class EpochHistory:
 
     def up_to(self, position: Position) -> EpochHistory:
         """Return the lineage of the earlier state at `position`, which must be on this lineage."""
-        return EpochHistory((*(end for end in self.ends if end[0] < position[0]), position))
+        earlier_ends = [end for end in self.ends if end[0] < position[0]]
+        return EpochHistory((*earlier_ends, position))
 
 
 def encode_position(position: Position) -> str:
@@ -88,12 +87,12 @@ def decode_position(stored: bytes) -> Position:
 
 
 def decode_ends(stored: bytes) -> tuple[Position, ...]:
-    """Decode the last positions of epochs, which `encode_ends` has separated with spaces."""
+    """Decode the result of `encode_ends`."""
     return tuple(map(decode_position, stored.split()))
 
 
 def encode_ends(ends: tuple[Position, ...]) -> str:
-    """Encode the last positions of epochs as `epoch-index`, separated by spaces."""
+    """Encode the last positions of epochs, each as `epoch-index`, separated by spaces."""
     return " ".join(map(encode_position, ends))
 
 
@@ -116,28 +115,28 @@ MAX_READ_ENTRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class EpochStarted:
-    """The log entry of a takeover.
-
-    `node` leads on from the position `base`, or from a restored snapshot if `base` is (0, 0).
-    """
+    """The log entry of a takeover."""
 
     position: Position
     base: Position
+    """The position from which the epoch continues, or (0, 0) if it continues from a restored snapshot."""
     node: Node | None
+    """The leader. None if the epoch has no leader, so that any node can take over at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """The log entry of a batch. With `resigned`, the leader has resigned with this batch, and any node may take over."""
+    """The log entry of a batch."""
 
     position: Position
     counters: bytes
     """The encoded counters after the batch, see `decode_counters`."""
     records: dict[bytes, bytes]
-    """Encoded record by id; an empty record deletes the id."""
+    """Encoded record by id. An empty record deletes the id."""
     size: int
     """The size of the encoded batch in bytes."""
     resigned: bool
+    """True if the leader has resigned with this batch, so that any node may take over."""
 
 
 LogEntry = EpochStarted | BatchCommitted
@@ -148,7 +147,7 @@ class LogTruncated(Exception):
 
 
 class LogIncomplete(RedisFailure):
-    """The log lacks entries that are later than the checkpoint, so that the state cannot be loaded."""
+    """The log lacks entries after the checkpoint, so that the state cannot be loaded."""
 
 
 class LogReader:
@@ -161,7 +160,7 @@ class LogReader:
         self.history = EpochHistory()
         """The lineage of the last entry that was read."""
         self._max_count = FIRST_READ_ENTRIES
-        """How many entries have about `max_read_bytes` in total, if they are as large as those of the last read."""
+        """How many entries of the average size of the last read have about `max_read_bytes` in total."""
 
     @property
     def position(self) -> Position:
@@ -175,9 +174,9 @@ class LogReader:
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
         """Return the next entries, and move the reader to the last of them.
 
-        Returns at most `MAX_READ_ENTRIES` entries, of about `max_read_bytes` in total. Waits up to `wait_ms` milliseconds for
-        the first entry; None does not wait, and 0 is not allowed, because Redis would wait forever. Returns an empty list if
-        there is no entry. Raises LogTruncated if the log does not continue at the position of this reader.
+        Returns at most `MAX_READ_ENTRIES` entries, of about `max_read_bytes` in total, or an empty list if there is none. Waits
+        up to `wait_ms` milliseconds for the first entry, or not at all if `wait_ms` is None. 0 is not allowed, because Redis
+        would wait forever. Raises LogTruncated if the log does not continue at the position of this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         count = min(self._max_count, MAX_READ_ENTRIES)
@@ -190,10 +189,7 @@ class LogReader:
         return [self._advance(id_, fields) for id_, fields in entries]
 
     def _advance(self, id_: bytes, fields: list[bytes]) -> LogEntry:
-        """Move the reader to a log entry, and return it decoded.
-
-        Raises LogTruncated if it does not follow the previous entry.
-        """
+        """Decode a log entry, and move the reader to it. Raises LogTruncated if it does not follow the previous entry."""
         position, values = decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))
         base = values.get(b"base")
         if base is not None:  # a takeover
@@ -211,6 +207,14 @@ class LogReader:
         return BatchCommitted(position, counters, records, len(encoded), b"resigned" in values)
 
 
+class TrimPoint(NamedTuple):
+    """An entry before which the log can be trimmed."""
+
+    entry_index: int
+    bytes_before: int
+    """The size of all earlier entries of this leader."""
+
+
 class LogRetention:
     """Computes which log entries the leader retains for followers: the last `MAX_LOG_BYTES` bytes, at most `MAX_LOG_ENTRIES`.
 
@@ -218,8 +222,8 @@ class LogRetention:
     """
 
     def __init__(self) -> None:
-        self._trim_points: deque[tuple[int, int]] = deque()
-        """For some entries in order, the index, and the size of all earlier entries of this leader."""
+        self._trim_points: deque[TrimPoint] = deque()
+        """The indexes before which the log may be trimmed later, in ascending order."""
         self.first_retained = 0
         """The index of the first retained entry of this leader. 0 if entries of earlier leaders are retained as well."""
 
@@ -229,8 +233,8 @@ class LogRetention:
         The entries of this leader before `index` have `bytes_before` bytes in total.
         """
         points = self._trim_points
-        points.append((index, bytes_before))
+        points.append(TrimPoint(index, bytes_before))
         # Drop the oldest points until the entries from the first remaining point on are within both limits.
-        while bytes_before - points[0][1] > MAX_LOG_BYTES or index - points[0][0] > MAX_LOG_ENTRIES:
+        while bytes_before - points[0].bytes_before > MAX_LOG_BYTES or index - points[0].entry_index > MAX_LOG_ENTRIES:
             points.popleft()
-            self.first_retained = points[0][0]
+            self.first_retained = points[0].entry_index

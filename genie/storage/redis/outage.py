@@ -15,7 +15,7 @@ LOG_INTERVAL_S = 10.0
 
 
 def failed_since(error: BaseException, now: float) -> float:
-    """Return the time since which Redis has not answered: the start of the call after a timeout, or else `now`."""
+    """Return the event-loop time since which Redis has not answered: the start of the call after a timeout, or else `now`."""
     return now - CALL_TIMEOUT_S if isinstance(error, NoReply) else now
 
 
@@ -29,46 +29,45 @@ class OutageLog:
         self.current: StoreOutage | None = None
         """The current outage. None while Redis is available."""
         self._reached_at: float | None = None
-        """When Redis answered for the first time after the last failure. None if it has not answered."""
-        self._logged: tuple[bool, str] | None = None
-        """Whether this node led at the last failure that was logged, and its error. None if the outage has no such failure."""
+        """When Redis answered for the first time after the last failure (event-loop time). None if it has not answered."""
+        self._last_logged: tuple[bool, str] | None = None
+        """The last failure of the current outage that was logged: whether this node led, and the error. None if none was."""
         self._logged_at = 0.0
+        """When that failure was logged (event-loop time)."""
 
     def on_failure(self, error: BaseException, now: float, since: float, *, leads: bool) -> StoreOutage:
         """Count and log a failure, and return the outage to which it belongs. Times are event-loop times.
 
-        The first failure begins an outage, whose start is `since`. `leads` says whether this node leads. A failure is logged
-        if `leads` or the error differs from the last one. Otherwise it is logged every `LOG_INTERVAL_S`, except if
-        a server that does not lead is denied access.
+        If there is no outage, one begins, whose start is `since`. `leads` says whether this node leads. An error that repeats is
+        logged every `LOG_INTERVAL_S`, or only once if a node that does not lead is denied access.
         """
-        text, denied = str(error) or type(error).__name__, not leads and is_denied(error)
+        text = str(error) or type(error).__name__
+        is_follower_denied = not leads and is_denied(error)
         self.failure_count += 1
         if self.current is None:
-            self.current, self._logged = StoreOutage(since, text), None
+            self.current, self._last_logged = StoreOutage(since, text), None
         else:
             self.current = replace(self.current, error=text)
         self._reached_at = None
-        if (leads, text) == self._logged and (denied or now - self._logged_at < LOG_INTERVAL_S):
+        is_repeated = (leads, text) == self._last_logged
+        if is_repeated and (is_follower_denied or now - self._logged_at < LOG_INTERVAL_S):
             return self.current
-        self._logged, self._logged_at = (leads, text), now
+        self._last_logged, self._logged_at = (leads, text), now
         if leads:
             self._log.warning("store unavailable, queueing commits", reason=text)
-        elif denied:
+        elif is_follower_denied:
             self._log.warning("store access denied, retrying slowly", reason=text)
         else:
             self._log.warning("store unavailable, not serving until it is back", reason=text)
         return self.current
 
     def on_reached(self, now: float) -> None:
-        """Record that Redis has answered. The outage ends at this time if no further failure follows before `end`."""
+        """Record that Redis has answered. If no further failure follows, `end` takes this time as the end of the outage."""
         if self.current is not None and self._reached_at is None:
             self._reached_at = now
 
     def end(self, address: Address | None, now: float) -> None:
-        """End the outage, if there is one, and log its duration.
-
-        `address` is that of the Redis that answers again, if known.
-        """
+        """End the outage, if there is one, and log its duration. `address` is the Redis that answers again, if known."""
         if self.current is None:
             return
         ended_at = now if self._reached_at is None else self._reached_at

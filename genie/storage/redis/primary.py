@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -104,7 +104,7 @@ class Primary:
         return connection
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
-        """Run one command, connecting first if necessary, and return its reply. The command may block for `wait_s`.
+        """Run one command, and return its reply. Connects first if necessary. The command may block for `wait_s` seconds.
 
         Raises RedisFailure if the command fails; Redis may have executed it nevertheless. After any error the connection is
         closed, and the next call discovers the primary again.
@@ -131,7 +131,7 @@ class Primary:
                 raise
 
     async def eval(self, script: bytes, keys: list[str], *arguments: object) -> Any:
-        """Run a script, also while Redis is out of memory (Redis 7 or newer)."""
+        """Run a script, and return its result. Redis 7 or newer runs the script also while it is out of memory."""
         async with self._call_lock:
             if self._connection is None:  # connect first, because the script depends on the version of Redis
                 self._connection = await self.connect()
@@ -140,18 +140,18 @@ class Primary:
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
 
     async def read(self, keys: list[str], command: str, *arguments: object) -> Any:
-        """Run one command that reads the first of `keys`. Raises RedisFailure if another key is missing on this node.
+        """Run one command that reads the first of `keys`, and return its reply. Raises RedisFailure if only some keys exist.
 
-        During the migration of a hash slot, the importing node replies to a plain read as if a key that has not arrived yet
-        did not exist. A script fails instead if only some of its keys exist, so the command is run by a script.
+        The command is run by a script: during the migration of a hash slot, the importing node replies to a plain command as if
+        a key that has not arrived yet did not exist, but rejects a script.
 
-        The script has no allow-oom flag: Redis would treat it as a write, and reject it while writes are not accepted.
-        Followers must be able to read then.
+        The script has no allow-oom flag, because Redis would treat it as a write. Followers must be able to read while Redis
+        accepts no writes.
         """
         return await self.call("EVAL", CALL_SCRIPT, len(keys), *keys, command, *arguments)
 
     async def write(self, command: str, key: str, *arguments: object) -> Any:
-        """Run one command that writes `key`, also while Redis is out of memory (Redis 7 or newer)."""
+        """Run one command that writes `key`, and return its reply. Redis 7 or newer runs it also while it is out of memory."""
         return await self.eval(CALL_SCRIPT, [key], command, *arguments)
 
     def on_error(self, error: object, address: Address) -> None:
@@ -160,23 +160,26 @@ class Primary:
             self._discovery.on_error_reply(error, address)
 
     async def find_replacement(self, connection: RedisConnection) -> Address | None:
-        """Return the address of the primary if it is not the Redis of `connection`. Return None if it is, or if discovery fails.
+        """Return the address of the Redis that has replaced the Redis of `connection` as the primary, or None.
 
         A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
         """
         # A node that is importing the slot (`asking`) is not yet the primary that discovery reports.
-        if self.may_change and not connection.asking:
-            with suppress(RedisFailure):  # discovery got no reply: assume that the primary has not changed
-                address = (await self._discovery.find()).address
-                return None if address == connection.address else address
-        return None
+        if not self.may_change or connection.asking:
+            return None
+        try:
+            location = await self._discovery.find()
+        except RedisFailure:  # without a reply, assume that the primary has not changed
+            return None
+        return None if location.address == connection.address else location.address
 
     async def is_discoverable(self) -> bool:
         """Return whether discovery finds a primary, so that a new connection could be opened."""
-        with suppress(RedisFailure):
+        try:
             await self._discovery.find()
-            return True
-        return False
+        except RedisFailure:
+            return False
+        return True
 
     async def verify(self) -> None:
         """Disconnect and raise RedisFailure if the connected Redis is no longer the primary."""
@@ -189,7 +192,7 @@ class Primary:
     async def _abort_if_moved(self, connection: RedisConnection, wait_s: float) -> AsyncIterator[None]:
         """Close the connection if the primary changes during a slow call, because the old primary may never reply.
 
-        `wait_s` is how long the command itself may block; the checks begin after that time.
+        The command itself may block for `wait_s` seconds, after which the checks begin.
         """
 
         async def watch_primary() -> None:
@@ -255,9 +258,9 @@ class Primary:
 
 
 async def _read_server_info(connection: RedisConnection) -> None:
-    """Set the version and the run of a connection's Redis, as far as the server reports them.
+    """Set the version and the run of a connection's Redis, if the server reports them.
 
-    Nothing is set if INFO does not exist or is not allowed.
+    Sets nothing if the command INFO does not exist or is not allowed.
     """
     try:
         info = await connection.call("INFO", "server")
@@ -268,8 +271,8 @@ async def _read_server_info(connection: RedisConnection) -> None:
     if version := VERSION.search(info):
         connection.version = int(version[1]), int(version[2] or 0)
     if (run_id := RUN_ID.search(info)) and (uptime := UPTIME.search(info)):
-        # Redis subtracts whole seconds, so the uptime may be up to a second too long.
-        started_at = asyncio.get_running_loop().time() - max(0, int(uptime[1]) - 1)
+        min_uptime_s = max(0, int(uptime[1]) - 1)  # Redis computes with whole seconds: up to a second too much
+        started_at = asyncio.get_running_loop().time() - min_uptime_s
         connection.run = RedisRun(run_id[1].decode(), started_at)
 
 
@@ -284,8 +287,11 @@ async def read_memory(primary: Primary) -> StoreMemory | None:
 async def _read_configuration(primary: Primary) -> dict[str, str]:
     """Return the settings of the primary that concern durability. Raises ErrorReply if the user may not read them."""
     settings: dict[str, str] = {}
-    # Redis before version 7 takes one setting at a time.
-    for setting in ("appendonly", "maxmemory", "maxmemory-policy"):
+    for setting in (
+        "appendonly",
+        "maxmemory",
+        "maxmemory-policy",
+    ):  # Redis before version 7 takes one setting at a time
         reply = await primary.call("CONFIG", "GET", setting)
         settings |= {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
     return settings
@@ -294,8 +300,8 @@ async def _read_configuration(primary: Primary) -> dict[str, str]:
 def _find_dangers(settings: dict[str, str], *, keeps_commits: bool) -> list[str]:
     """Return a sentence for each setting with which Redis can lose locks that the server has promised to keep.
 
-    With `keeps_commits`, the server promises by `GENIE_REDIS_MIN_REPLICAS` or `GENIE_REDIS_FSYNC` that commits survive a
-    failure of Redis.
+    `keeps_commits` says whether the server promises, by `GENIE_REDIS_MIN_REPLICAS` or `GENIE_REDIS_FSYNC`, that commits
+    survive a failure of Redis.
     """
     dangers = []
     policy, limit = settings.get("maxmemory-policy", ""), settings.get("maxmemory", "0")
@@ -313,9 +319,9 @@ def _find_dangers(settings: dict[str, str], *, keeps_commits: bool) -> list[str]
 
 
 async def reject_if_unsafe(primary: Primary, *, keeps_commits: bool) -> None:
-    """Raise UnsafeStore if the configuration of the primary breaks a promise of the server.
+    """Raise UnsafeStore if the configuration of the primary can lose locks that the server promises to keep.
 
-    The configuration is not checked if the user of Redis may not read it.
+    The configuration is not checked if the user of Redis may not read it. `_find_dangers` explains `keeps_commits`.
     """
     try:
         dangers = _find_dangers(await _read_configuration(primary), keeps_commits=keeps_commits)
@@ -330,7 +336,10 @@ async def reject_if_unsafe(primary: Primary, *, keeps_commits: bool) -> None:
 
 
 async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
-    """Log each Redis setting that can lose acknowledged commits, as an error if it breaks a promise, else as a warning."""
+    """Log each Redis setting that can lose locks: as an error if the server promises to keep them, else as a warning.
+
+    `_find_dangers` explains `keeps_commits`.
+    """
     try:
         settings = await _read_configuration(primary)
     except ErrorReply as error:
@@ -340,12 +349,13 @@ async def warn_if_lossy(primary: Primary, *, keeps_commits: bool) -> None:
     dangers = _find_dangers(settings, keeps_commits=keeps_commits)
     for danger in dangers:
         log.error("redis configuration unsafe, locks may be lost", address=str(primary.address), explanation=danger)
-    if settings.get("appendonly") == "no" and not any("appendonly" in danger for danger in dangers):
+    logged = "; ".join(dangers)
+    if settings.get("appendonly") == "no" and "appendonly" not in logged:
         log.warning(
             "redis persistence disabled, a restart loses all locks; set appendonly yes", address=str(primary.address)
         )
     policy = settings.get("maxmemory-policy", "noeviction")
-    if policy != "noeviction" and not any("maxmemory-policy" in danger for danger in dangers):
+    if policy != "noeviction" and "maxmemory-policy" not in logged:
         log.warning(
             "redis eviction enabled, redis may drop locks; set maxmemory-policy noeviction",
             address=str(primary.address),

@@ -1,7 +1,8 @@
 """The encoding of batches and records. No other module depends on the format.
 
-A *record* is the JSON form of a held or waiting request, or of a retained reply. An encoded *batch* is text of several lines:
-the first has the counters, each further line an id, a space and the record; a line with an id alone deletes the id.
+A *record* is the JSON form of a held or waiting request, or of a retained reply. An encoded *batch* is text of several lines.
+The first line has the clock and the counters. Each further line has an id, a space and the record, or an id alone, which
+deletes the id.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A held or waiting request, or a retained reply, without its id. Default values are omitted to save memory.
 
     A record with an unknown field is rejected: a later version of Genie has written it, and the field may matter.
-
-    `since` and `deadline` are times of the lock manager (ms). `state` is `held`, `queued` or `ended` (a retained reply).
     """
 
     since: float
+    """When the request was granted, began to wait or ended, in milliseconds of the lock manager's clock."""
     since_unix_ms: int
+    """The same moment as Unix time. 0 for a retained reply."""
     deadline: int
+    """When the request expires, in milliseconds of the lock manager's clock. 0 for a retained reply."""
     state: Literal["held", "queued", "ended"] = "held"
+    """`ended` for a retained reply."""
     queue_timeout_ms: float = TIMEOUT_MS
     transaction_timeout_ms: float = TIMEOUT_MS
     exclusive: tuple[str, ...] = ()
@@ -90,22 +93,20 @@ _decode = json.Decoder(Record).decode
 
 
 def encode(change: Request | RetainedReply) -> bytes:
-    """Encode a request or a retained reply as a record.
-
-    The arguments of `Record` are positional because keywords would be slower on this hot path. msgspec omits a field whose
-    value is the same object as the default.
-    """
+    """Encode a request or a retained reply as a record."""
     if isinstance(change, RetainedReply):
         return _encode_retained_reply(change)
     moved, context, origin = change.moved, change.context, change.origin
     note = context.note
-    key = session_note = None
-    timeout_ms = SESSION_TIMEOUT_MS
+    session_key = session_note = None
+    session_timeout_ms = SESSION_TIMEOUT_MS
     if origin is not None:
         if origin.key is not None:
-            key, timeout_ms, session_note = origin.key, origin.timeout_ms, origin.note
+            session_key, session_timeout_ms, session_note = origin.key, origin.timeout_ms, origin.note
         elif note is None:  # a connection without a session is not stored: store its note as the note of the request
             note = origin.note
+    # The arguments are positional, because keywords would be slower on this hot path. msgspec omits a field whose value is the
+    # same object as the default: so a timeout that is equal to the default is replaced by the default.
     return _encode(
         Record(
             change.since,
@@ -122,8 +123,8 @@ def encode(change: Request | RetainedReply) -> bytes:
             change.ref,
             change.release_on_disconnect,
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},  # without the request
-            key,
-            timeout_ms,
+            session_key,
+            session_timeout_ms,
             context.choice_digest,
             context.principal,
             note,
@@ -136,7 +137,10 @@ def encode(change: Request | RetainedReply) -> bytes:
 
 
 def _stored_details(details: Details) -> StoredDetails | None:
-    return StoredDetails(details.units, bool(details.subtrees)) if details.units or details.subtrees else None
+    """Return the details to store, or None if the request names neither units nor subtrees."""
+    if not details.units and not details.subtrees:
+        return None
+    return StoredDetails(details.units, bool(details.subtrees))
 
 
 def _encode_retained_reply(reply: RetainedReply) -> bytes:
@@ -161,7 +165,7 @@ def _encode_retained_reply(reply: RetainedReply) -> bytes:
 
 
 def encode_changes(changes: dict[int, Change]) -> dict[int, bytes]:
-    """Return changes as encoded lines of a batch, by id."""
+    """Encode each change as a line of a batch. Return the lines by id."""
     lines = {}
     for id_, change in changes.items():
         if change is None or (isinstance(change, Request) and change.state is ENDED):
@@ -194,7 +198,7 @@ def split_batch(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
 
 
 def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
-    """Decode records and their ids. An empty record is a deletion: the value of its id is None."""
+    """Decode records by id. An empty record becomes None, which deletes the id."""
     return {int(id_): decoder.decode(int(id_), record) if record else None for id_, record in records.items()}
 
 
@@ -206,7 +210,7 @@ class RecordDecoder:
         """Origin by session key."""
 
     def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
-        """Decode the record of an id. The client of the returned request or retained reply is not connected to this process.
+        """Decode the record of an id.
 
         Raises UnknownFormat if the record has a field that this version of Genie does not know, or a value of another type.
         """
@@ -248,12 +252,14 @@ class RecordDecoder:
         return request
 
     def _origin(self, stored: Record) -> StoredOrigin:
-        """Update and return the origin of a record's session: the same object for all records of that session."""
+        """Return the origin of a record's session, the same object for all records of that session.
+
+        Its timeout and its note become those of this record, because a session may change them when it resumes.
+        """
         key = stored.session or ""
         origin = self._origins.get(key)
         if origin is None:
             origin = self._origins[key] = StoredOrigin(key, 0)
-        # A session may change its timeout and its note when it resumes.
         origin.timeout_ms, origin.note = stored.session_timeout_ms, stored.session_note
         origin.principal = stored.principal or origin.principal
         return origin

@@ -26,14 +26,14 @@ MAX_PENDING_IDS = 2_000
 """How many ids may have an undecoded record. Applying 2,000 records takes a few hundredths of a second."""
 
 MAX_PENDING_BYTES = 256 << 10
-"""How many bytes of batches may be undecoded. Records of locks with thousands of names are few and take long to apply: about 25,000
-short names have this size. The last batch may exceed it."""
+"""How many bytes of batches may be undecoded. The last batch may exceed this limit. About 25,000 short names have this size: the
+records of requests with thousands of names are few, but take long to apply."""
 
 
 class LazyReplica:
     """A state machine, and the undecoded records of later log entries.
 
-    Most locks are released soon. A lock that is granted and released before its records are applied is never decoded. So
+    Most locks are released soon. If a lock is granted and released before its records are applied, they are never decoded. So
     following takes much less CPU time than leading, and one node can follow many namespaces.
     """
 
@@ -43,14 +43,15 @@ class LazyReplica:
         self._pending: dict[bytes, bytes] = {}
         """The last encoded record of each id that is not applied to the state machine yet. An empty record deletes the id."""
         self._pending_bytes = 0
-        """Bytes of the batches that are not applied yet, with the records that later ones have replaced."""
+        """The size of the batches that are not applied yet. Includes records that later records have replaced in `_pending`."""
         self._encoded_counters = b""
         """The encoded counters of the last batch. Empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> bool:
         """Add the records of one batch without decoding them.
 
-        If more than `MAX_PENDING_IDS` ids, or more than `MAX_PENDING_BYTES`, are pending, apply all records, and return True.
+        If more than `MAX_PENDING_IDS` ids or `MAX_PENDING_BYTES` bytes are pending, decode and apply all records, which may take
+        a few hundredths of a second, and return True.
         """
         self._pending |= entry.records
         self._pending_bytes += entry.size
@@ -67,18 +68,14 @@ class LazyReplica:
         return self._state_machine
 
     def _apply_pending(self) -> None:
-        """Decode the pending records and apply them as one batch.
-
-        An id that was added and deleted again while pending is not in the state, so its deletion is left out.
-        """
+        """Decode the pending records and apply them as one batch."""
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         batch = decode_counters(self._encoded_counters)
         self._encoded_counters = b""
-        batch.changes = {
-            id_: change
-            for id_, change in sorted(decode_records(pending, self._decoder).items())
-            if change is not None or id_ in self._state_machine
-        }
+        for id_, change in sorted(decode_records(pending, self._decoder).items()):
+            # An id that was added and deleted again while pending is not in the state, and need not be deleted.
+            if change is not None or id_ in self._state_machine:
+                batch.changes[id_] = change
         self._state_machine.apply(batch)
 
 
@@ -88,10 +85,12 @@ class LazyReplica:
 async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
     """Load the state: scan the records of the last checkpoint, then apply the log from the checkpoint on.
 
-    The leader may commit and write a checkpoint during the scan. Applying changes again is harmless, because records contain
-    absolute values. If the log is trimmed, Redis is rolled back or a snapshot is restored during the scan, loading starts
-    again. Returns the state at the new position of `reader`, or None if the namespace is empty. Raises LogIncomplete if the
-    log lacks entries that the checkpoint does not contain, because another program has deleted them.
+    Returns the state at the new position of `reader`, or None if the namespace is empty. Raises LogIncomplete if the log lacks
+    entries that the checkpoint does not contain, because another program has deleted them.
+
+    The leader may commit and write a checkpoint during the scan. Applying a change again is harmless, because a record is the
+    whole new value of an id. If the log is trimmed, Redis is rolled back or a snapshot is restored during the scan, loading
+    starts again.
     """
     while True:
         meta = await keyspace.read()
@@ -110,12 +109,13 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                 return state
         except LogTruncated:
             latest = await keyspace.read()
-            # Unless a later checkpoint, a restored snapshot or a rollback explains why the reader cannot continue.
-            if (
+            # A later checkpoint, a restored snapshot or a rollback would explain why the reader cannot continue.
+            is_incomplete = (
                 latest is not None
                 and latest.checkpoint.position <= reader.position < latest.position
                 and latest.history.contains(reader.position)
-            ):
+            )
+            if latest is not None and is_incomplete:
                 raise LogIncomplete(
                     f"{keyspace.log} lacks the entry after {encode_position(reader.position)}, which is later than the "
                     f"checkpoint, {encode_position(latest.checkpoint.position)}: wait for the next checkpoint of the leader, "
@@ -127,16 +127,16 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
 
 
 async def _catch_up(
-    keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch, known: Position
+    keyspace: Keyspace, reader: LogReader, decoder: RecordDecoder, state: Batch, position_before: Position
 ) -> bool:
     """Apply the log to the loaded records in `state`, up to the position that Redis has at the time of the call.
 
-    `known` is the position that Redis had before the records were loaded. Returns False if Redis was rolled back since then:
-    the loaded records may be later than the log, and must be discarded. Raises LogTruncated if the log does not lead from the
-    checkpoint to its end, for example because a snapshot was restored.
+    `position_before` is the position that Redis had before the records were loaded. Returns False if Redis was rolled back
+    since then: the loaded records may be later than the log, and must be discarded. Raises LogTruncated if the log does not
+    lead from the checkpoint to its end, for example because a snapshot was restored.
     """
     meta = await keyspace.read()
-    if meta is None or not meta.history.contains(known):
+    if meta is None or not meta.history.contains(position_before):
         return False
     while reader.position < meta.position:
         entries = await reader.read(None)
@@ -162,10 +162,11 @@ class Snapshot(NamedTuple):
 
 
 class PriorLeadership(NamedTuple):
-    """The state of a node when it stopped leading, and the position of the last batch that it acknowledged to clients."""
+    """The state of a node when it stopped leading."""
 
     snapshot: Snapshot
     acknowledged: Position
+    """The position of the last batch that the node acknowledged to clients."""
 
 
 class LocalReplica:
@@ -203,11 +204,12 @@ class LocalReplica:
     @property
     def history(self) -> EpochHistory | None:
         """The lineage of the latest state that this node could restore, or None if this node has no state."""
-        if self._snapshot_as_leader is None or (
-            self.lazy is not None and self._snapshot_as_leader.history.position < self._reader.position
-        ):
-            return None if self.lazy is None else self._reader.history
-        return self._snapshot_as_leader.history
+        own_snapshot = self._snapshot_as_leader
+        if self.lazy is None:
+            return None if own_snapshot is None else own_snapshot.history
+        if own_snapshot is not None and own_snapshot.history.position >= self._reader.position:
+            return own_snapshot.history
+        return self._reader.history
 
     @property
     def has_led_last(self) -> bool:
@@ -231,25 +233,20 @@ class LocalReplica:
         return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot that must be restored, or None if Redis, with the lineage `history`, has all acknowledged
-        commits.
-
-        Batches that were acknowledged to no client may be missing from Redis.
-        """
-        stored, own = history.without(self._unacknowledged), self.history
+        """Return the snapshot to restore if Redis, with the lineage `history`, lacks acknowledged commits; else None."""
+        own = self.history
         if own is None or not self.has_commits_missing_from(history):
             return None
-        # Redis has the last batch that this node acknowledged as the leader; the rest was acknowledged to no client.
-        all_acknowledged = (
-            stored.last_committed == self._acknowledged and own.last_committed[0] == stored.last_committed[0]
-        )
-        return None if all_acknowledged else self.snapshot()
+        stored_end = history.without(self._unacknowledged).last_committed
+        is_same_epoch = own.last_committed[0] == stored_end[0]
+        if is_same_epoch and stored_end == self._acknowledged:
+            return None  # what Redis lacks was acknowledged to no client
+        return self.snapshot()
 
     def replace(self, state_machine: StateMachine) -> None:
         """Use a state that was just loaded as the replica. Keep the state as a former leader only if it is later.
 
-        Epochs without a commit, and batches that this node has not acknowledged, do not make the loaded state later. For
-        example, this node had acquired leadership at a Redis that failed before the first commit, and is the primary again.
+        Epochs without a commit, and batches that this node has not acknowledged, do not make the loaded state later.
         """
         snapshot, loaded = self._snapshot_as_leader, self._reader.history.without(self._unacknowledged)
         if snapshot is not None and not snapshot.history.extends(loaded.last_committed):
@@ -257,11 +254,11 @@ class LocalReplica:
         self.lazy = LazyReplica(state_machine)
 
     def append(self, entry: BatchCommitted) -> bool:
-        """Apply one batch to the loaded state. Do nothing without a loaded state. Return whether this took long."""
+        """Add one batch to the loaded state, if there is one. Return True if records were decoded, which takes long."""
         return self.lazy is not None and self.lazy.append(entry)
 
     def decode(self) -> None:
-        """Decode and apply all records that were read. Raises UnknownFormat if another version of Genie has written one."""
+        """Decode and apply all records that were read. Raises UnknownFormat if this version of Genie does not know one."""
         if self.lazy is not None:
             self.lazy.state_machine()
 

@@ -52,8 +52,9 @@ CHECK_INTERVAL_S = 1.0
 class RedisStore:
     """Stores a namespace in Redis.
 
-    `url.py` describes the forms of `url`. A commit is acknowledged when `min_replicas` replicas have it; with `fsync`, when
-    the primary and these replicas have written it to disk. All namespaces of a node must share one `balancer`.
+    `url.py` describes the forms of `url`. A commit is acknowledged when `min_replicas` replicas have it. With `fsync`, it is
+    acknowledged when the primary and these replicas have written it to disk. With `allow_data_loss`, an unsafe configuration of
+    Redis is logged instead of rejected. All namespaces of a node must share one `balancer`.
     """
 
     durable = True
@@ -86,13 +87,14 @@ class RedisStore:
         self._keeps_commits = min_replicas > 0 or fsync
         """True if the settings promise that commits survive a failure of Redis."""
         self._must_check_safety = not allow_data_loss
-        """True if an unsafe configuration of Redis must be rejected. Only until the first check succeeds: ending a server that
-        runs would do more harm than logging the error."""
+        """True if an unsafe configuration of Redis must be rejected. False after the first check, because ending a server that
+        runs would do more harm than logging an error."""
         self._is_leader = False
         """True if `open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
         """The follower of the last call of `open`. None before the first call."""
         self._node = Node()
+        """This server process. Set by `open`."""
         self._snapshot: Callable[[], Batch] = Batch
         """Returns the current state of the namespace. Set by `open`."""
         self._lease_start = 0.0
@@ -133,18 +135,13 @@ class RedisStore:
         """
         self._loop = asyncio.get_running_loop()
         prior_leadership = self._prior_leadership() if self._keyspace.epoch.number else None
-        batch = self._writer.batch
-        if batch.state is not FINISHED:
-            self._unacknowledged.append((self._keyspace.epoch.number, batch.index))
-            if batch.ack_error:  # the waits of one commit may last for a lease, and log nothing before
-                self._log.warning("commit not acknowledged by Redis before leadership ended", reason=batch.ack_error)
+        self._note_unacknowledged_batch()
         await self._step_down()
         self._is_leader = False
         self._node, self._snapshot = node, snapshot
-        reader = LogReader(self._primary, self._keyspace.log)
-        follower = self._follower = Follower(
+        self._follower = Follower(
             self._keyspace,
-            reader,
+            LogReader(self._primary, self._keyspace.log),
             node,
             self._balancer,
             self._outage_log,
@@ -152,6 +149,21 @@ class RedisStore:
             prior_leadership=prior_leadership,
             unacknowledged=self._unacknowledged,
         )
+        state_machine = await self._follow_and_connect(self._follower)
+        self._outage_log.end(self._primary.address, self._loop.time())
+        self._begin_to_lead(_counters_of(state_machine), self._follower.acquired_at)
+        return state_machine
+
+    def _note_unacknowledged_batch(self) -> None:
+        """Record the position of the batch that is in flight while leadership ends, if there is one."""
+        batch = self._writer.batch
+        if batch.state is not FINISHED:
+            self._unacknowledged.append((self._keyspace.epoch.number, batch.index))
+            if batch.ack_error:  # the waits of one commit may last for a lease, and log nothing before
+                self._log.warning("commit not acknowledged by Redis before leadership ended", reason=batch.ack_error)
+
+    async def _follow_and_connect(self, follower: Follower) -> StateMachine:
+        """Follow until this node has acquired leadership, connect for commits, and return the state. Retries any failure."""
         backoff = new_backoff()
         state_machine = None
         while True:
@@ -159,26 +171,25 @@ class RedisStore:
                 if self._must_check_safety:
                     await reject_if_unsafe(self._primary, keeps_commits=self._keeps_commits)
                     self._must_check_safety = False
-                # If this node has the state already, only a later step has failed: do not follow again.
-                state_machine = state_machine or await follower.run()
+                if state_machine is None:  # otherwise only a later step has failed
+                    state_machine = await follower.run()
                 await self._writer.open()
                 await warn_if_lossy(self._primary, keeps_commits=self._keeps_commits)
             except FAILURES as error:
                 self._writer.drop()
-                follower.on_store_failure(self._record_failure(error))
+                now = self._loop.time()
+                outage = self._outage_log.on_failure(error, now, failed_since(error, now), leads=False)
+                follower.on_store_failure(outage)
                 await asyncio.sleep(DENIED_RETRY_S if is_denied(error) else round(backoff.next_delay(), 3))
             else:
-                self._outage_log.end(self._primary.address, self._loop.time())
-                self._begin_to_lead(_counters_of(state_machine), follower.acquired_at)
                 return state_machine
 
-    def _record_failure(self, error: BaseException) -> StoreOutage:
-        """Count and log an error of `open`, and return the outage to which it belongs."""
-        now = self._loop.time()
-        return self._outage_log.on_failure(error, now, failed_since(error, now), leads=False)
-
     def _begin_to_lead(self, counters: Batch, acquired_at: float) -> None:
-        """Prepare for commits after a state with `counters`, and start the background tasks of a leader."""
+        """Prepare for commits, and start the background tasks of a leader.
+
+        `counters` are those of the state from which this node leads. `acquired_at` is when this node acquired leadership
+        (event-loop time), and starts the first lease.
+        """
         self._writer.start_epoch(CommitEncoder(self._keyspace), counters)
         self._start_checkpoints(counters)
         self._is_leader, self._lease_start = True, acquired_at
@@ -186,7 +197,7 @@ class RedisStore:
             self._primary_watch = self._loop.create_task(self._watch_primary())
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done` with None, or with an error. A retry does not apply the batch a second time."""
+        """Write a batch, then call `done` with None or an error. Redis applies the batch once, however often it is sent."""
         self._writer.write(batch, done)
 
     async def wait_for_transfer_request(self) -> None:
@@ -194,16 +205,19 @@ class RedisStore:
 
         The transfer is then recorded in the balancer; the caller must resign.
         """
-        own = self._node.address
+        own_address = self._node.address
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            if self._balancer.count(own) < MIN_IMBALANCE:
+            if self._balancer.count(own_address) < MIN_IMBALANCE:
                 continue
             try:
                 request = await self._keyspace.read_transfer_request()
             except RedisFailure:
                 continue  # the next commit detects the outage and handles it
-            if request is not None and self._balancer.start_transfer(self._keyspace.name, own, *request):
+            if request is None:
+                continue
+            receiver, receiver_count = request
+            if self._balancer.start_transfer(self._keyspace.name, own_address, receiver, receiver_count):
                 with suppress(RedisFailure):
                     await self._keyspace.delete_transfer_request()  # other nodes repeat their own requests
                 return
@@ -218,7 +232,7 @@ class RedisStore:
     async def resign(self) -> None:
         """Step down, and store in Redis that there is no leader, so that another node can take over at once.
 
-        Does nothing if this node does not lead, or has not loaded the state yet, which has the counters of the resignation. If
+        Does nothing if this node does not lead, or has not loaded the state yet, whose counters it would have to store. If
         storing the resignation fails, a warning is logged, and the next leader waits for the lease to expire.
         """
         last_index, last_batch = self._writer.batch.index, self._writer.batch.batch
@@ -228,13 +242,13 @@ class RedisStore:
                 return
             last_index, last_batch = 0, _counters_of(state)
         await self._step_down()  # no commit may follow: the resignation uses the next index
-        last = encode_batch(last_batch, {})
+        counters = encode_batch(last_batch, {})
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 try:
-                    await self._keyspace.resign(last_index, last)
+                    await self._keyspace.resign(last_index, counters)
                 except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
-                    await self._keyspace.resign(last_index, last)
+                    await self._keyspace.resign(last_index, counters)
         except FAILURES as error:
             self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=str(error))
 
@@ -244,7 +258,7 @@ class RedisStore:
         self._primary.drop()
 
     def _prior_leadership(self) -> PriorLeadership:
-        """Return the state of this node, which was the leader until now. If Redis rolls back, this node can restore the state.
+        """Return the state of this node, which was the leader until now.
 
         The state includes a batch in flight, which was not acknowledged to any client.
         """
@@ -254,7 +268,7 @@ class RedisStore:
         return PriorLeadership(Snapshot(self._history(), self._snapshot()), acknowledged)
 
     def _history(self) -> EpochHistory:
-        """Return the lineage up to the batch in flight, or else up to the last batch, in this node's own epoch."""
+        """Return the lineage up to the batch in flight, or up to the last batch if none is in flight, in this node's epoch."""
         return self._keyspace.history.advanced_to((self._keyspace.epoch.number, self._writer.batch.index))
 
     async def _step_down(self) -> None:
@@ -276,10 +290,7 @@ class RedisStore:
         batch.finish(None)
 
     def _on_rolled_back(self, batch: BatchInFlight) -> None:
-        """Restore the snapshot.
-
-        If the lease has expired, fail with LeadershipLost instead, because another node may have led.
-        """
+        """Restore the snapshot, unless the lease has expired: then another node may have led, and the batch fails."""
         if batch.sent_at - self._lease_start > self._node.lease_ms / 1000:
             reason = "Redis has lost commits, and the lease has expired since the last acknowledged one"
             batch.finish(LeadershipLost(reason))
@@ -287,13 +298,11 @@ class RedisStore:
             self._writer.recover(self._restore_snapshot())
 
     async def _watch_primary(self) -> None:
-        """Query the sentinels regularly, and disconnect if they have replaced the primary, which would lose all later commits.
-
-        The interval is at most a quarter of the lease, because a follower that uses the new primary takes over when the
-        lease has expired.
-        """
+        """Query the sentinels regularly, and disconnect if they have replaced the primary, which would lose all later commits."""
+        # At least four times in a lease, because a follower that uses the new primary takes over when the lease has expired.
+        interval_s = min(CHECK_INTERVAL_S, self._node.lease_ms / 1000 / 4)
         while True:
-            await asyncio.sleep(min(CHECK_INTERVAL_S, self._node.lease_ms / 4000))
+            await asyncio.sleep(interval_s)
             connection = self._writer.connection
             if connection is None or (new_address := await self._primary.find_replacement(connection)) is None:
                 continue
@@ -309,8 +318,10 @@ class RedisStore:
 
         Then commit an empty batch: replicas that have acknowledged the empty batch also have the snapshot.
         """
-        redis = self._primary.address
-        self._log.warning("primary rolled back acknowledged commits, restoring snapshot", address=redis and str(redis))
+        address = self._primary.address
+        self._log.warning(
+            "primary rolled back acknowledged commits, restoring snapshot", address=address and str(address)
+        )
         await cancel_and_wait(self._checkpointing)
         history, snapshot = self._history(), self._snapshot()
         await retry_until_done(

@@ -47,12 +47,13 @@ class TransferError(Exception):
 
 
 class Header(Struct, rename="camel", forbid_unknown_fields=True):
-    """The first line of an export. `position` is the last log entry that the export contains."""
+    """The first line of an export."""
 
     format: str
     version: int
     namespace: str
     position: str
+    """The position of the last log entry that the export contains, `epoch-index`."""
     clock_ms: Annotated[float, Constraints(ge=0, le=MAX_COUNTER)]
     next_id: Annotated[int, Constraints(ge=1, le=MAX_COUNTER)]
     next_fence: Annotated[int, Constraints(ge=1, le=MAX_COUNTER)]
@@ -69,6 +70,7 @@ class _Trailer(Struct, forbid_unknown_fields=True):
     """The last line of an export."""
 
     count: int
+    """How many records the export has."""
 
 
 _decode_line = json.Decoder(_Line).decode
@@ -78,7 +80,7 @@ _decode_line = json.Decoder(_Line).decode
 
 
 async def export_namespace(url: str, namespace: str) -> tuple[Header, Iterator[bytes]]:
-    """Return the header of the export of a namespace, and an iterator over its lines, header included.
+    """Export a namespace. Return the header of the export, and an iterator over all its lines, with the header as the first.
 
     The lines are the state at the position in the header, even if a leader commits during the export. Raises TransferError if
     the namespace does not exist, has another format or lacks a part of the log. Raises RedisFailure if Redis is unavailable.
@@ -114,7 +116,7 @@ def _encode_lines(header: Header, state: Batch) -> Iterator[bytes]:
 
 
 def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
-    """Decode the lines of an export. Raises TransferError, with the number of the line, unless every line is valid."""
+    """Decode the lines of an export. Raises TransferError, with the number of the line, if a line is invalid."""
     numbered = enumerate(lines, 1)
     _, first = next(numbered, (1, b""))
     header = _decode_header(first)
@@ -123,17 +125,10 @@ def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
     last_id = 0
     for number, line in numbered:
         if line.startswith(b'{"count"'):
-            trailer: _Trailer = _decode(number, line, _Trailer)
-            if trailer.count != len(state.changes):
-                raise TransferError(
-                    f"line {number}: the count is {trailer.count}, and the file has {len(state.changes)} records"
-                )
+            _check_trailer(number, line, state)
             if next(numbered, None) is not None:
                 raise TransferError(f"line {number + 1}: text after the line with the count")
-            requests = (change for change in state.changes.values() if isinstance(change, Request))
-            violations = find_counter_violations(state.changes, state) or list(find_violations(requests))
-            if violations:
-                raise TransferError(f"the records of the file are not sound: {violations[0]}")
+            _check_soundness(state)
             return header, state
         try:
             decoded = _decode_line(line)
@@ -146,15 +141,30 @@ def decode_export(lines: Iterable[bytes]) -> tuple[Header, Batch]:
     raise TransferError("the last line, which has the count of the records, is missing: the file is truncated")
 
 
-def _decode_header(line: bytes) -> Header:
-    """Decode the first line.
+def _check_trailer(number: int, line: bytes, state: Batch) -> None:
+    """Raise TransferError if the count in the last line, which has this number, is not that of the records in `state`."""
+    trailer: _Trailer = _decode(number, line, _Trailer)
+    if trailer.count != len(state.changes):
+        raise TransferError(
+            f"line {number}: the count is {trailer.count}, and the file has {len(state.changes)} records"
+        )
 
-    The format and the version are checked before the other fields, which a later version may change.
-    """
+
+def _check_soundness(state: Batch) -> None:
+    """Raise TransferError if the records contradict the counters, or the locks contradict each other."""
+    requests = (change for change in state.changes.values() if isinstance(change, Request))
+    violations = find_counter_violations(state.changes, state) or list(find_violations(requests))
+    if violations:
+        raise TransferError(f"the records of the file are not sound: {violations[0]}")
+
+
+def _decode_header(line: bytes) -> Header:
+    """Decode the first line. Raises TransferError if it is invalid."""
     try:
         found = json.decode(line)
     except INVALID:
         found = None
+    # The format and the version are checked before the other fields, which a later version may change.
     if not isinstance(found, dict) or found.get("format") != FILE_FORMAT:
         raise TransferError("line 1: this is not an export of a namespace")
     if found.get("version") != FORMAT_VERSION:
@@ -180,10 +190,10 @@ def _decode(line_number: int, line: bytes, kind: type[T]) -> T:
 async def import_namespace(url: str, namespace: str, header: Header, state: Batch, *, replace: bool) -> tuple[int, int]:
     """Write `state`, a decoded export, to a namespace that no server leads, in a new epoch without a leader.
 
-    The epoch and the counters are higher than those of the export and of the namespace, so that ids and fencing tokens are
-    not assigned again. Returns the number of the new epoch, and how many records were replaced.
+    The epoch is higher than those of the export and of the namespace, and the counters are not lower, so that ids and fencing
+    tokens are not assigned again. Returns the number of the new epoch, and how many records were replaced.
 
-    Raises TransferError if a server leads the namespace, or if it is not empty and not to be replaced (`replace`).
+    Raises TransferError if a server leads the namespace, or if the namespace is not empty and `replace` is False.
     """
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
@@ -191,10 +201,10 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
         keyspace.highest_epoch = decode_position(header.position.encode())[0]
         meta = await _wait_for_vacancy(keyspace)
         present = await load_state(keyspace, LogReader(primary, keyspace.log), log)
-        count = 0 if present is None else len([change for change in present.changes.values() if change is not None])
-        if count and not replace:
+        replaced_count = 0 if present is None else sum(change is not None for change in present.changes.values())
+        if replaced_count and not replace:
             raise TransferError(
-                f"the namespace {namespace!r} is not empty, it has {count} records: --replace deletes them"
+                f"the namespace {namespace!r} is not empty, it has {replaced_count} records: --replace deletes them"
             )
         if present is not None:
             state.next_id = max(state.next_id, present.next_id)
@@ -208,13 +218,13 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
     except (UnknownFormat, DecodeError, LogIncomplete) as error:
         raise TransferError(str(error)) from None
     else:
-        return keyspace.epoch.number, count
+        return keyspace.epoch.number, replaced_count
     finally:
         primary.drop()
 
 
 async def _wait_for_vacancy(keyspace: Keyspace) -> Meta | None:
-    """Return the metadata as soon as no server can lead the namespace, or None if the namespace does not exist.
+    """Wait until no server can lead the namespace, and return its metadata, or None if the namespace does not exist.
 
     A leader that has not resigned may be alive until it has committed nothing for its lease. Raises TransferError if the
     leader commits in this time.

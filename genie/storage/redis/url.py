@@ -4,7 +4,7 @@
 - `redis+sentinel://[user:password@]host[:port],host[:port],.../master-name[/db]`
 - `redis+cluster://[user:password@]host[:port],...`
 
-and the same with `rediss` for TLS, with redis-py's TLS options as the query (`?ssl_ca_certs=...`).
+With `rediss` in place of `redis`, the connections use TLS. The query may have redis-py's TLS options (`?ssl_ca_certs=...`).
 """
 
 from __future__ import annotations
@@ -45,34 +45,36 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Credentials, database and TLS of a connection. `tls` has the options of redis-py's SSLConnection. None without TLS."""
+    """Credentials, database and TLS of a connection."""
 
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     db: int = 0
     tls: dict[str, Any] | None = field(default=None, repr=False)
+    """The options of redis-py's SSLConnection. None for a connection without TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A parsed Redis URL. `nodes` are the server itself, or the sentinels or cluster nodes that report the primary.
-
-    `master` is the name of the primary in the configuration of the sentinels. `login` is for Redis, `sentinel_login` for
-    the sentinels, with the credentials from the options `sentinel_username` and `sentinel_password`.
-    """
+    """A parsed Redis URL."""
 
     kind: Kind
     nodes: tuple[Address, ...]
+    """The server itself, or the sentinels or cluster nodes that report the primary."""
     login: Login
+    """The login for Redis."""
     master: str = ""
+    """The name of the primary in the configuration of the sentinels. Empty without sentinels."""
     sentinel_login: Login = Login()
+    """The login for the sentinels, from the options `sentinel_username` and `sentinel_password`."""
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
         """Parse a URL. Raises ValueError if the URL is invalid, with a message that never contains a password."""
         scheme, separator, rest = url.partition("://")
         base, _, kind = scheme.partition("+")
-        if not separator or base not in ("redis", "rediss", "unix") or (base == "unix" and kind):
+        is_known = base in ("redis", "rediss") or scheme == "unix"
+        if not separator or not is_known:
             raise ValueError(
                 "the Redis URL must begin with redis://, redis+sentinel:// or redis+cluster:// (rediss for TLS), or unix://"
             )
@@ -87,7 +89,9 @@ class RedisUrl:
 
 def _single_server(base: str, rest: str) -> RedisUrl:
     """Parse the URL of a single server. `base` is `redis` or `rediss`, `rest` is the text after `://`."""
-    if "," in rest.partition("/")[0].rpartition("@")[2]:
+    authority = rest.partition("/")[0]
+    hosts = authority.rpartition("@")[2]
+    if "," in hosts:
         raise ValueError("the Redis URL: several hosts need redis+sentinel:// or redis+cluster://")
     return _standalone(_options(f"{base}://{rest}"))
 
@@ -141,16 +145,17 @@ def _split(rest: str, default_port: int) -> tuple[str, tuple[Address, ...], str,
 
 
 def _address(text: str, default_port: int, number: int) -> Address:
-    """Parse one host of a URL, `HOST` or `HOST:PORT`; `number` is its position in the URL.
+    """Parse one host of a URL, `HOST` or `HOST:PORT`, which is the host with this number in the URL, from 1.
 
-    The error message contains only the position, because the text could be part of a password.
+    The error message contains only the number, because the text could be part of a password.
     """
     try:
         host, own_port = parse_host_port(text)
     except ValueError:
         host, own_port = "", None
-    # Rejected: no host, an IPv6 address without brackets, and a colon without a port.
-    if not host or (":" in host and not text.startswith("[")) or (own_port is None and not text.endswith((host, "]"))):
+    is_bare_ipv6 = ":" in host and not text.startswith("[")
+    has_colon_without_port = own_port is None and not text.endswith((host, "]"))
+    if not host or is_bare_ipv6 or has_colon_without_port:
         raise ValueError(
             f"the Redis URL: host {number} must be HOST, HOST:PORT, [IPv6] or [IPv6]:PORT; {ENCODING_HINT}"
         )
@@ -175,21 +180,22 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _login(options: dict[str, Any]) -> Login:
-    """Build the Login from options that redis-py has parsed. Removes the options that it uses from `options`.
+    """Build the Login from options that redis-py has parsed.
 
     Raises ValueError if an option is unknown, needs TLS without `rediss`, or is not accepted by the TLS library.
     """
-    encrypted = options.pop("connection_class", None) is SSLConnection
-    tls = {key: options.pop(key) for key in list(options) if key.startswith("ssl_")}
-    login = Login(options.pop("username", None), options.pop("password", None), int(options.pop("db", 0)))
+    unknown = dict(options)
+    has_tls = unknown.pop("connection_class", None) is SSLConnection
+    tls = {key: unknown.pop(key) for key in options if key.startswith("ssl_")}
+    login = Login(unknown.pop("username", None), unknown.pop("password", None), int(unknown.pop("db", 0)))
     # An @ after the ? suggests a password with an unescaped ?, so the options must not be repeated in an error message.
-    if options and any("@" in str(value) for value in (options | tls).values()):
+    if unknown and any("@" in str(value) for value in (unknown | tls).values()):
         raise ValueError(f"the Redis URL: the text after the ? must be options, and contains an @; {ENCODING_HINT}")
-    if options or (tls and not encrypted):
-        if not options:
+    if unknown:
+        raise ValueError(f"the Redis URL: unknown option {', '.join(sorted(unknown))}")
+    if not has_tls:
+        if tls:
             raise ValueError(f"the Redis URL: {', '.join(sorted(tls))} needs TLS: use rediss://")
-        raise ValueError(f"the Redis URL: unknown option {', '.join(sorted(options))}")
-    if not encrypted:
         return login
     for name in FILES:
         if name in tls and not Path(tls[name]).exists():
