@@ -12,8 +12,8 @@ public final class DeadlockException extends GenieException {
 
     /** As returned. */
     private final long id;
-    private final transient List<String> cycle;
-    private final transient List<Wait> waits;
+    private final transient List<String> cycle; // null after serialization
+    private final transient List<Wait> waits; // null after serialization
 
     /**
      * An edge of the cycle: one request waits for another one.
@@ -40,9 +40,9 @@ public final class DeadlockException extends GenieException {
     /** {@return the id of the request} */
     public long id() { return id; }
 
-    /** {@return the names of the transactions: each waits for the next, and the last one for the first} */
-    public List<String> cycle() { return cycle; }
+    /** {@return the names of the transactions: each waits for the next, and the last one for the first. The list is not serialized} */
+    public List<String> cycle() { return cycle == null ? List.of() : cycle; }
 
-    /** {@return the edges of the cycle} */
-    public List<Wait> waits() { return waits; }
+    /** {@return the edges of the cycle. The list is not serialized} */
+    public List<Wait> waits() { return waits == null ? List.of() : waits; }
 }

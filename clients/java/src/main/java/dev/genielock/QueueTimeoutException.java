@@ -11,7 +11,7 @@ public final class QueueTimeoutException extends GenieException {
     private final long id;
     /** As returned. */
     private final Duration waited;
-    private final transient List<Blocker> blockers;
+    private final transient List<Blocker> blockers; // null after serialization
     /** As returned. */
     private final int blockersTotal;
 
@@ -36,8 +36,8 @@ public final class QueueTimeoutException extends GenieException {
     /** {@return how long the request waited at the server} */
     public Duration waited() { return waited; }
 
-    /** {@return the requests that blocked this one: the first ten} */
-    public List<Blocker> blockers() { return blockers; }
+    /** {@return the requests that blocked this one: the first ten. The list is not serialized} */
+    public List<Blocker> blockers() { return blockers == null ? List.of() : blockers; }
 
     /** {@return the number of all blockers; from 1,000 on a lower bound} */
     public int blockersTotal() { return blockersTotal; }
