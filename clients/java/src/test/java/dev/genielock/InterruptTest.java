@@ -3,6 +3,7 @@ package dev.genielock;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.time.Duration;
 import java.util.List;
@@ -13,6 +14,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicReference;
 import org.junit.jupiter.api.AfterAll;
 import org.junit.jupiter.api.AfterEach;
@@ -22,6 +24,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 import org.junit.jupiter.api.function.Executable;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** An interrupt at any blocking call leaves nothing held: with a real server. */
 @Timeout(120)
@@ -30,6 +34,7 @@ class InterruptTest {
     private static final int ROUNDS = 300;
 
     private static Servers.Server server;
+    private final AtomicInteger lostConnections = new AtomicInteger(); // of the client
     private GenieClient client;
     private GenieClient other;
 
@@ -45,7 +50,11 @@ class InterruptTest {
 
     @BeforeEach
     void connect() throws Exception {
-        client = GenieClient.builder().addresses(server.address()).responseTimeout(Duration.ofSeconds(20)).connect();
+        client = GenieClient.builder().addresses(server.address()).responseTimeout(Duration.ofSeconds(20)).onEvent(event -> {
+            if (event.state() == ConnectionEvent.State.DOWN) {
+                lostConnections.incrementAndGet();
+            }
+        }).connect();
         other = GenieClient.builder().addresses(server.address()).responseTimeout(Duration.ofSeconds(20)).connect();
     }
 
@@ -162,9 +171,11 @@ class InterruptTest {
         assertEquals(InterruptedException.class, interrupted(() -> own.shutdown(Duration.ofMinutes(1))).getClass());
     }
 
-    /** Interrupts at random moments, at every kind of call. */
-    @Test
-    void randomMoments() throws Exception {
+    /** Interrupts at random moments, at every kind of call. No interrupt ends the connection. */
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void randomMoments(boolean isVirtual) throws Exception {
+        assumeTrue(!isVirtual || Runtime.version().feature() >= 21, "this version of Java has no virtual threads");
         var random = new Random(3);
         var isDone = new AtomicBoolean();
         var contender = CompletableFuture.runAsync(() -> {
@@ -180,7 +191,7 @@ class InterruptTest {
             int kind = i % 5;
             var begun = new CountDownLatch(1);
             var failure = new AtomicReference<Throwable>();
-            var thread = new Thread(() -> {
+            Thread thread = started(isVirtual, () -> {
                 begun.countDown();
                 try {
                     for (;;) {
@@ -195,7 +206,6 @@ class InterruptTest {
                     failure.set(e);
                 }
             });
-            thread.start();
             begun.await();
             TimeUnit.MICROSECONDS.sleep(random.nextInt(3000));
             thread.interrupt();
@@ -204,6 +214,16 @@ class InterruptTest {
         }
         isDone.set(true);
         contender.get(20, TimeUnit.SECONDS);
+        assertEquals(0, lostConnections.get());
+    }
+
+    private static Thread started(boolean isVirtual, Runnable task) throws ReflectiveOperationException {
+        if (isVirtual) {
+            return (Thread) Thread.class.getMethod("startVirtualThread", Runnable.class).invoke(null, task);
+        }
+        var thread = new Thread(task);
+        thread.start();
+        return thread;
     }
 
     private void execute(int kind) throws InterruptedException {
@@ -250,9 +270,12 @@ class InterruptTest {
     @Test
     void aFutureThatIsCancelledAfterTheGrant() throws Exception {
         for (int i = 0; i < ROUNDS; i++) {
-            client.lockAsync("a").cancel(true);
+            var future = client.lockAsync("a");
+            if (!future.cancel(true)) { // this thread was late
+                future.join().release();
+            }
             client.ping();
+            assertEquals(0, other.inspect(InspectQuery.all()).holdersTotal());
         }
-        client.lock("a").release();
     }
 }
