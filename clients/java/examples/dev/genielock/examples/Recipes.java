@@ -94,9 +94,11 @@ abstract class Recipes {
                 if (update.executeUpdate() != 1) {
                     throw new SQLException("another client has used the account under a newer lock");
                 }
+                tx.ensureHeld();
+                connection.commit();
+            } finally {
+                connection.rollback(); // does nothing after the commit
             }
-            tx.ensureHeld();
-            connection.commit();
         });
     }
 
