@@ -98,7 +98,7 @@ def _check_no_conflicting_holders(manager: LockManager) -> None:
 
 def _check_no_grantable_waiters(manager: LockManager) -> None:
     """Check that no waiting request could be granted, except in the queues whose grants are pending."""
-    pending = {name for name, _, _ in manager.pending_grants}
+    pending = manager.pending_grants.keys()
     for request in manager.table.waiting.values():
         if is_grantable(manager.table, request) and pending.isdisjoint(request.queues()):
             raise Violation(f"{request.id} waits, and is grantable")

@@ -13,7 +13,7 @@ from heapq import merge
 from itertools import islice, repeat
 from sys import maxsize
 
-from genie.core.lock_table import AffectedQueues, LockTable
+from genie.core.lock_table import AffectedQueues, LockTable, earlier
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import Counted, Subtree, with_intention
 from genie.core.subtrees import has_conflicting_below
@@ -355,12 +355,7 @@ def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
     """
     merged: dict[tuple[str, QueueMode], QueueEntry | None] = {}
     for name, mode, after in affected:
-        change = name, mode
-        if change in merged:
-            other = merged[change]
-            merged[change] = None if after is None or other is None else min(after, other)
-        else:
-            merged[change] = after
+        merged[name, mode] = earlier(after, merged.get((name, mode), after))
     return [(name, mode, after) for (name, mode), after in merged.items()]
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable
+from itertools import islice
+from operator import itemgetter
 from typing import cast
 
 from genie.core.lock_order.members import HeldClasses
@@ -26,6 +28,13 @@ from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, WHOLE_NAMESPACE, QueueM
 AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
 """Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
 and its position in the queue, or None if it was a holder."""
+
+
+def earlier(one: QueueEntry | None, other: QueueEntry | None) -> QueueEntry | None:
+    """Return the earlier of two positions of a queue. None is the position before the first waiter."""
+    if one is None or other is None:
+        return None
+    return min(one, other, key=itemgetter(0, 1))  # requests that have moved may be at equal positions
 
 
 def _dict_with_stored_hashes() -> dict[str, Request]:
@@ -119,6 +128,7 @@ class LockTable:
         "grants",
         "held",
         "kept_open",
+        "pending_grants",
         "queue_entries",
         "resources",
         "specials",
@@ -158,6 +168,10 @@ class LockTable:
         self.unmoved: list[Request] = []
         """Waiters below an ended subtree. Their stored position in the queue of the subtree is void. The lock manager clears
         the list."""
+        self.pending_grants: dict[str, dict[QueueMode, QueueEntry | None]] = {}
+        """Queues in which waiters may be grantable, because a step had too many candidates. By resource and by the mode in which
+        a request left, the position after which the search begins. A resource without waiters is not among them, so that
+        their number is bounded. Never replaced: the lock manager keeps a reference."""
         self.transactions: dict[str, Transaction] = {}
         """Transactions with held or waiting requests, by name."""
 
@@ -375,8 +389,32 @@ class LockTable:
             queue.non_simple_count -= 1
         if not queue.exclusive and not queue.shared:
             resource.wait_queue = None
+            if self.pending_grants:
+                self.pending_grants.pop(name, None)
             if not resource.holders:
                 del self.resources[name]
+
+    # -- Pending grants -------------------------------------------------------------------
+
+    def add_pending_grants(self, affected: AffectedQueues) -> None:
+        """Leave queues for later. The search of a queue begins at the first position that was left in the same mode."""
+        for name, mode, after in affected:
+            resource = self.resources.get(name)
+            if resource is not None and resource.wait_queue is not None:
+                positions = self.pending_grants.setdefault(name, {})
+                positions[mode] = earlier(after, positions.get(mode, after))
+
+    def take_pending_grants(self, count: int) -> AffectedQueues:
+        """Remove and return the first queues with pending grants, those of `count` resources."""
+        pending = self.pending_grants
+        names = [*islice(pending, count)]
+        return [(name, mode, after) for name in names for mode, after in pending.pop(name).items()]
+
+    def restart_pending_grants(self, names: Iterable[str]) -> None:
+        """Begin with the first waiter again in these queues, because a request may have moved before the position."""
+        for name in names:
+            if name in self.pending_grants:
+                self.pending_grants[name] = dict.fromkeys(self.pending_grants[name])
 
     # -- Counted resources and subtrees ---------------------------------------------------
 
@@ -430,6 +468,7 @@ class LockTable:
             queue.non_simple_count -= not request.simple
             if queue.is_empty:
                 resource.wait_queue = None
+                self.pending_grants.pop(name, None)
                 # A counted resource stays, because the request may become a holder; if not, see `subtrees.close_specials`.
                 if mode != U and not resource.holders:
                     self.remove_resource(name, resource)
@@ -602,6 +641,7 @@ class LockTable:
             self.specials -= 1
             if name in self.closing:
                 self.closing.remove(name)
+                self.pending_grants.pop(name, None)
                 del self.subtrees[name]
 
     def _transaction(self, name: str) -> Transaction:

@@ -117,7 +117,7 @@ class LockManager:
         self.unix_offset_ms = unix_offset_ms
         self.lock_order: LockOrder | None = None
         """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
-        self.pending_grants: AffectedQueues = []
+        self.pending_grants = self.table.pending_grants
         """Queues in which waiters may be grantable, because a step had too many candidates. `Continue` grants them."""
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
@@ -150,10 +150,7 @@ class LockManager:
         elif isinstance(command, Disconnect):
             self._end_all(command.requests, now, events)
         elif isinstance(command, Continue):
-            affected, self.pending_grants = (
-                self.pending_grants[:MAX_CONTINUED_QUEUES],
-                self.pending_grants[MAX_CONTINUED_QUEUES:],
-            )
+            affected = self.table.take_pending_grants(MAX_CONTINUED_QUEUES)
             for name in [name for name, *_ in affected if name in self.table.closing][:1]:
                 affected += close_slice(self.table, name)
             self._grant_waiters(affected, now, events)
@@ -523,7 +520,7 @@ class LockManager:
             request = self.table.find(id_)
             if request is None or request.deadline > now:
                 continue  # the end of an earlier request in this step granted or ended this request
-            if limit <= 0 or reads >= MAX_EXPIRY_READS or len(self.pending_grants) > MAX_CONTINUED_QUEUES:
+            if limit <= 0 or reads >= MAX_EXPIRY_READS:
                 break
             limit -= len(request.exclusive) + len(request.shared)
             if request.details is not None:
@@ -644,7 +641,7 @@ class LockManager:
             self._leave_for_later(affected)
 
     def _leave_for_later(self, affected: AffectedQueues) -> None:
-        self.pending_grants += affected
+        self.table.add_pending_grants(affected)
         self.deadlines.soonest = 0.0  # 0 is a lower bound: the caller then checks what is due
 
     def _time_out(self, request: Request, events: list[Event], max_counted: int = MAX_COUNTED_BLOCKERS) -> int:
@@ -678,10 +675,8 @@ class LockManager:
 
         Pending grants begin at the front of these queues again, because a request may have moved before their position.
         """
-        if moved and self.pending_grants:
-            self.pending_grants = [
-                (name, mode, None if name in names else after) for name, mode, after in self.pending_grants
-            ]
+        if moved:
+            self.table.restart_pending_grants(names)
         events += (Moved(request) for request in moved if request.state is WAITING)
 
     def _ended_or_unknown(self, id: int) -> Event:
