@@ -82,7 +82,10 @@ MODULE = re.compile(r"# (\w+\.py)")
 """The first line of a block that later blocks of the page import."""
 LANGUAGES = {"python", "py", "console", "text", "sh", "toml", "tree", "ts", "yaml", "ini", "sql"}
 READ_TWICE = [
-    *(f"docs/how-to/recipes/{name}.md" for name in ("fastapi", "run-once", "saga")),
+    "README.md",
+    *(f"docs/how-to/recipes/{name}.md" for name in ("fastapi", "run-once", "saga", "web-views")),
+    *(f"applications/{name}.md" for name in ("ledger/docs/ledger-timeouts", "tokens/docs/token-selection")),
+    "docs/how-to/fencing.md",
     "docs/how-to/freeze-a-subtree.md",
     "docs/how-to/limit-concurrency.md",
     "docs/tutorials/closing-the-day.md",
