@@ -156,7 +156,7 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "the watchdog does not extend",
         REQUESTS,
-        "for request in fired.renewing if is_up else ():",
+        "for request in fired.renewing:",
         "for request in ():",
         source="7",
     ),
@@ -196,7 +196,7 @@ CLIENT_MUTANTS: Final = [
         "min(self._next_s, self._max_s)",
         source="9",
     ),
-    Mutant("the leader is ignored", "client/failover.py", "if leader else None", "if False else None", source="9"),
+    Mutant("the leader is ignored", "client/failover.py", "if leader:", "if False:", source="9"),
     Mutant(
         "redirects are followed without an end",
         "client/failover.py",
@@ -249,7 +249,7 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "a lock that the server does not mention is kept",
         REQUESTS,
-        "            elif request.connection_number != number:\n                self._lose_unreported",
+        "            elif request.connection_number != connection_number:\n                self._lose_unreported",
         "            elif False:\n                self._lose_unreported",
         source="10",
     ),

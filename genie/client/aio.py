@@ -114,9 +114,9 @@ class Lock(LockInfo):
 
         `detach` sends nothing and does not extend the lock, so the other client should call `client.extend` at once.
         An extension that a watchdog sent before `detach` may arrive after the other client's extension and shorten the
-        lock. To exclude this, await `client.ping()` after `detach` before you pass on the id.
+        lock. To prevent this, call `await client.ping()` after `detach`, and pass on the id after that.
 
-        For a detached lock `detach` only returns the id.
+        If the lock was detached before, `detach` only returns the id.
 
         Raises:
             LockLost: if the lock is no longer held.
@@ -136,7 +136,9 @@ class Lock(LockInfo):
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # an invalid value is the first error
+        extend = Extend(
+            self.id, to_seconds(seconds, "seconds"), self._request
+        )  # checks `seconds` before the lock's state
         self._check_managed()
         if self._request.state is RequestState.HELD:  # otherwise `_check_extended` raises LockLost
             await self._connection.call(extend)
@@ -144,7 +146,7 @@ class Lock(LockInfo):
 
 
 async def acquire(connection: AsyncConnection, request: Request) -> Lock:
-    """Send a request, wait until it is granted, and return the lock. Raises the error of a request that fails."""
+    """Send a request, wait until it is granted, and return the lock. If the request fails, its error is raised."""
     await connection.call(request)
     if request.error is not None:  # the lock was granted, and lost before this task could run
         raise copy_lock_lost(request.error)
@@ -159,26 +161,25 @@ class LockContext:
     the block, is propagated. A detached lock is not released at the end of the block.
     """
 
-    __slots__ = ("_connection", "_earlier_cancellations", "_lock", "_request", "_task")
+    __slots__ = ("_connection", "_earlier_cancellations", "_request", "_task")
 
     def __init__(self, connection: AsyncConnection, request: Request) -> None:
         self._connection = connection
         self._request = request
-        self._lock: Lock | None = None
         self._task: asyncio.Task[Any] | None = None
-        """The task that runs the block."""
+        """The task that runs the block. None before the block begins."""
         self._earlier_cancellations = 0
-        """The number of requested cancellations of the task (`Task.cancelling`) at the start of the block."""
+        """How many cancellations of the task were requested before the block (`Task.cancelling`)."""
 
     async def __aenter__(self) -> Lock:
         """Acquire the lock. After that, the loss of the lock cancels the task that runs the block."""
         if self._request.state is not RequestState.WAITING:
             raise RuntimeError("a lock context can be entered only once; call client.lock() again")
-        self._lock = await acquire(self._connection, self._request)
+        lock = await acquire(self._connection, self._request)
         self._task = asyncio.current_task()
         self._earlier_cancellations = 0 if self._task is None else self._task.cancelling()
         self._request.on_lost = self._cancel_block
-        return self._lock
+        return lock
 
     def _cancel_block(self) -> None:
         """Cancel the task that runs the block, because the lock is lost."""
@@ -193,31 +194,31 @@ class LockContext:
         A failed release is retried in the background. If the block has raised an error, that error is propagated, with a
         note about the failed release.
         """
-        lock, task, request = self._lock, self._task, self._request
-        if lock is None or task is None:  # the block was never entered
+        request, task = self._request, self._task
+        if task is None:  # the block was never entered
             return
         request.on_lost = None  # the rest of the task must not be cancelled
         if request.state is RequestState.DETACHED:
             return
-        if request.error is not None:  # the lock was lost during the block, so `_cancel_block` has cancelled the task
-            cancelled_by_another = task.uncancel() > self._earlier_cancellations
-            if cancelled_by_another and isinstance(error, asyncio.CancelledError):
-                return  # propagate the other cancellation
+        if request.error is not None:  # the lock was lost during the block
+            remaining_cancellations = task.uncancel()  # withdraws the cancellation by `_cancel_block`
+            if isinstance(error, asyncio.CancelledError) and remaining_cancellations > self._earlier_cancellations:
+                return  # other code has cancelled the task as well: propagate this cancellation
             raise copy_lock_lost(request.error) from error
-        if error is None:
-            problem = await self._connection.release_one(request)
+        if error is not None:
+            problem = await release_after_error(self._connection, [request])
             if problem is not None:
-                warn_unconfirmed([request], problem)
-            if request.error is not None:  # the lock was lost before the release arrived
-                raise copy_lock_lost(request.error)
+                error.add_note(f"lock {request.id} was not released: {problem}")
             return
-        problem = await release_after_error(self._connection, [request])
-        if problem is not None:
-            error.add_note(f"lock {lock.id} was not released: {problem}")
+        unconfirmed = await self._connection.release_one(request)
+        if unconfirmed is not None:
+            warn_unconfirmed([request], unconfirmed)
+        if request.error is not None:  # the lock was lost before the release arrived
+            raise copy_lock_lost(request.error)
 
 
 async def release_after_error(connection: AsyncConnection, requests: Sequence[Request]) -> GenieError | None:
-    """Release the locks of a block that has failed. Returns the error of the release, or None.
+    """Release the locks of a block that has failed. Returns the error of a failed release, or None.
 
     While disconnected, the release is only queued: the error of the block is not delayed until there is a connection.
     """
@@ -281,11 +282,11 @@ class TransactionContext:
         """The requests of the transaction."""
         self._connection = connection
         self._names = names
-        """The names in use, to which the name is added while the block runs. None if the caller has added it."""
+        """The names of the client's running transactions. The block adds its name. None if the caller has added it."""
         self._task: asyncio.Task[Any] | None = None
-        """The task that runs the block; None: the block has not begun."""
+        """The task that runs the block. None before the block begins."""
         self._earlier_cancellations = 0
-        """The number of requested cancellations of the task at the start of the block."""
+        """How many cancellations of the task were requested before the block (`Task.cancelling`)."""
         self._has_cancelled = False
         """True if a lost lock has cancelled the block."""
 
@@ -343,7 +344,7 @@ class TransactionContext:
             self._connection.fail_request(request, self.locks.ended_error())
 
     def _withdraw_cancellation(self, error: BaseException | None) -> bool:
-        """Withdraw the cancellation by `_cancel_block`. Return whether other code has cancelled the task as well."""
+        """Withdraw the cancellation by `_cancel_block`, if there was one. Return whether other code has cancelled the task."""
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if not self._has_cancelled or self._task is None:
             return is_cancelled
@@ -357,9 +358,12 @@ class TransactionContext:
 class Watch(WatchInfo):
     """The async iterator of changes that `client.watch(…)` returns. It may also be used with `async with`.
 
-    The watch ends with `aclose`, at the end of an `async with` block, when the task that waits for the next change is
-    cancelled, when the object is garbage collected (for example after an `async for` over `client.watch(…)`), or when
-    the client is closed. Then the iteration ends.
+    The iteration ends with the watch. The watch ends
+
+    - with `aclose`, and at the end of an `async with` block;
+    - when the task that waits for the next change is cancelled;
+    - when the object is garbage collected, for example after an `async for` over `client.watch(…)`;
+    - when the client is closed.
     """
 
     __slots__ = ("_connection",)

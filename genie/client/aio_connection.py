@@ -34,7 +34,7 @@ from genie.net import enable_keepalive
 from genie.tls import describe_error
 
 MAX_UNSENT_COMMANDS: Final = 32
-"""Maximum number of commands of several tasks in one write. The server executes them while the other tasks make theirs."""
+"""Maximum number of commands in one write. The server executes them while further tasks still encode their commands."""
 
 
 class CallFuture(Protocol):
@@ -65,7 +65,7 @@ class TransportHandler(asyncio.Protocol):
         """Set when the connection has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport. Called by the event loop."""
+        """Store the transport, and report the new connection. Called by the event loop."""
         self.transport = cast("asyncio.Transport", transport)
         self.connection.on_connected(self)
 
@@ -110,7 +110,7 @@ class AsyncConnection:
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None
-        """The current connection or connection attempt; None: there is none."""
+        """The current connection, or the current connection attempt, or None."""
         self._connected_at = 0.0
         """When the last handshake was completed, in seconds of the monotonic clock."""
         self._closed = True
@@ -125,7 +125,7 @@ class AsyncConnection:
         self._timer: asyncio.TimerHandle | None = None
         """The timer for the next deadline of the session, or None."""
         self._timer_at = math.inf
-        """When `_timer` fires, in seconds of the monotonic clock; inf: there is no timer."""
+        """When `_timer` fires, in seconds of the monotonic clock. Infinite without a timer."""
 
     @property
     def address(self) -> Address | None:
@@ -149,8 +149,8 @@ class AsyncConnection:
     def on_data(self, handler: TransportHandler, data: bytes) -> None:
         """Pass received bytes to the session, and complete the calls whose replies they contain.
 
-        Closes the connection if the session demands it. If the bytes complete the handshake, the tasks that wait for a
-        connection continue.
+        Closes the connection if the session demands it. If the bytes complete the handshake, the attempt to connect has
+        succeeded.
         """
         if handler is not self._handler:
             return  # data of an earlier connection
@@ -161,7 +161,7 @@ class AsyncConnection:
         if handshake.close_reason:
             self._abandon_transport(handler, handshake.close_reason)
         elif was_up:
-            if outcomes:  # the server serves calls; a part of a message may become the error `unavailable`
+            if outcomes:  # without an outcome, the data may be the first part of the error `unavailable`
                 self._servers.on_success()
         elif handshake.phase is UP:  # the received data has completed the handshake
             self._connected_at = time.monotonic()
@@ -194,10 +194,10 @@ class AsyncConnection:
             self._loop.call_soon(self.flush)
 
     def _flush_now_if_idle(self) -> None:
-        """Send a call at once if no task waits for another call; otherwise send it with the calls of other tasks.
+        """Send the unsent calls now if no task waits for another call, else together with the calls of other tasks.
 
-        Sending at once saves an iteration of the event loop for each call of a single task. If many calls are unsent, they
-        are sent while other tasks make further calls.
+        Sending now saves an iteration of the event loop for each call of a single task. `MAX_UNSENT_COMMANDS` unsent calls
+        are always sent now.
         """
         if self._waiting_tasks == 0 and not self._flush_scheduled:
             self.flush()
@@ -207,7 +207,7 @@ class AsyncConnection:
             self.flush_soon()
 
     def begin_batch(self) -> None:
-        """Suppress `flush_soon` during a batch of calls. The caller must call `flush` at the end of the batch."""
+        """Make `flush_soon` do nothing during a batch of calls. The caller must call `flush` at the end of the batch."""
         self._flush_scheduled = True
 
     def flush(self) -> None:
@@ -229,8 +229,8 @@ class AsyncConnection:
     async def _try_all_servers(self) -> bool:
         """Try to connect to each address of each server once, and follow redirects to the leader.
 
-        Returns True as soon as a server accepts the client, and False if none does. In the second case the errors of
-        the servers that rejected the client for good are recorded in the session.
+        Returns True as soon as a server accepts the client. Returns False if none does, after the handshake has recorded
+        which servers rejected the client for good.
         """
         attempts = Round(self._servers, self._resolver, self._attempt)
         try:
@@ -238,7 +238,7 @@ class AsyncConnection:
                 if self._handler is not None:
                     return True
                 attempts.failures.append(None)  # the connection was lost before this task could continue
-        except BaseException:  # cancelled, maybe after a server has accepted the client
+        except BaseException:  # this task was cancelled, maybe after a server has accepted the client
             if self._handler is not None:
                 self._abandon_transport(self._handler, reason="")
             raise
@@ -246,7 +246,7 @@ class AsyncConnection:
         return False
 
     async def _attempt(self, attempts: Round, endpoint: Endpoint) -> bool:
-        """Connect to an endpoint, and send `hello` when it is the turn of this attempt. Return whether the server accepts."""
+        """Connect to an endpoint, and send `hello` in this attempt's turn. Return whether the server accepts the client."""
         address = endpoint.address
         handler = TransportHandler(self, address)
         rejection: RequestRejected | None = None
@@ -260,9 +260,9 @@ class AsyncConnection:
                     ssl=context,
                     server_hostname=address.host if context else None,
                 )
-                async with attempts.turn, asyncio.timeout(None if attempts.is_last else self._servers.hello_patience_s):
+                async with attempts.turn, asyncio.timeout(None if attempts.is_last else self._servers.hello_timeout_s):
                     self.session.handshake.final_error = None
-                    self._greet(handler)
+                    self._begin_handshake(handler)
                     await handler.handshake_done.wait()
                     rejection = self.session.handshake.final_error
         except (OSError, UnicodeError) as error:  # including TimeoutError
@@ -273,7 +273,8 @@ class AsyncConnection:
         except BaseException:  # such as a cancellation
             self._abandon_transport(handler, reason="")
             raise
-        if handler is self._handler:  # a failed handshake would have reset `self._handler` to None
+        is_accepted = handler is self._handler  # a failed handshake would have reset `self._handler` to None
+        if is_accepted:
             return True
         attempts.failures.append(rejection)
         if rejection is not None:
@@ -281,9 +282,9 @@ class AsyncConnection:
         return False
 
     def _read_credentials(self, address: Address) -> SSLContext | None:
-        """Read the token and the certificates again, because they may have been replaced. Returns the TLS context.
+        """Read the token and the certificates again, because they may have been replaced. Returns the TLS context, if any.
 
-        Raises OSError if a file is invalid, for example while it is being replaced, or if a function of the caller fails.
+        Raises OSError if a file is invalid, for example while it is being replaced, or if the caller's token function fails.
         """
         try:
             self.session.handshake.use_token(resolve_token(self._options.token))
@@ -291,8 +292,8 @@ class AsyncConnection:
         except Exception as error:
             raise OSError(f"no token or certificate for the connection: {error}") from error
 
-    def _greet(self, handler: TransportHandler) -> None:
-        """Start the handshake on a new connection, unless the connection was closed or another attempt has won."""
+    def _begin_handshake(self, handler: TransportHandler) -> None:
+        """Send `hello` on a new connection, unless the connection was closed or another attempt has won."""
         if handler.closed.is_set() or self._handler is not None:
             handler.handshake_done.set()
             return
@@ -322,7 +323,7 @@ class AsyncConnection:
             self._deliver(self.session.fail_callers(time.monotonic()))
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        """Complete the future of each call. A request without a future may have lost its lock: notify the lock's owner."""
+        """Complete the future of each call. The outcome of a request that was granted before is the loss of its lock."""
         for call, result, error in outcomes:
             future, call.future = call.future, None
             if future is None:
@@ -350,8 +351,7 @@ class AsyncConnection:
             return
         if self._timer is not None:
             self._timer.cancel()
-        # Stored because `self._timer.when()` is wrong in uvloop for a time in the past.
-        self._timer_at = next_timer
+        self._timer_at = next_timer  # uvloop's `self._timer.when()` is wrong for a time in the past
         self._timer = self._loop.call_later(next_timer - time.monotonic(), self._on_timer)
 
     def _on_timer(self) -> None:
@@ -365,7 +365,7 @@ class AsyncConnection:
     # -- calls ----------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect to the leader, or with the option `lazy` begin to connect in the background.
+        """Connect to the leader. With the option `lazy`, connect in the background and return at once.
 
         Raises:
             Unavailable: if no server accepts the client within `connect_timeout`.
@@ -374,7 +374,7 @@ class AsyncConnection:
 
         """
         if not self._closed:
-            raise RuntimeError("the client is open already")
+            raise RuntimeError("the client is open already: call connect() for another client")
         self._loop = asyncio.get_running_loop()
         if not self._options.lazy:
             await self._connect()
@@ -468,7 +468,7 @@ class AsyncConnection:
         self._flush_now_if_idle()
 
     def abandon(self, call: Call) -> None:
-        """Drop the outcome of a call whose caller was cancelled. A request is also released."""
+        """Drop the outcome of a call whose caller no longer waits. A request is also released."""
         self.session.abandon(call, time.monotonic())
         self.flush_soon()
 
@@ -482,8 +482,8 @@ class AsyncConnection:
     async def wait_for_release(self, release: Release) -> str:
         """Wait for the reply to a release, even if the client must reconnect. Returns the reason why the lock ended.
 
-        Raises Unavailable after `response_timeout`. After a timeout or a cancellation of this task, the client still
-        retries the release in the background.
+        Raises Unavailable after `response_timeout`. The client then retries the release in the background, as after a
+        cancellation of this task.
         """
         future = release.future = self._loop.create_future()
         self.session.calls.limit_wait(release, time.monotonic())
@@ -500,8 +500,8 @@ class AsyncConnection:
     async def release_one(self, request: Request) -> GenieError | None:
         """Release one lock and wait for the reply. Return the error, or None if the lock is no longer held.
 
-        A special case of `release_all` without its lists, because every block of `client.lock` ends with this call. After an
-        error the lock is released again in the background.
+        After an error the release is retried in the background. Faster than `release_all`, because every block of
+        `client.lock` ends with this call.
         """
         if self._closed:
             return ConnectionLost("the client was closed")
@@ -530,7 +530,7 @@ class AsyncConnection:
     async def release_all(self, requests: Sequence[Request]) -> GenieError | None:
         """Release locks together, and wait for all replies. Returns the first error, or None.
 
-        A lock whose release has failed is released again in the background, also after a cancellation of this task.
+        A failed release is retried in the background, also after a cancellation of this task.
         """
         if self._closed:
             return ConnectionLost("the client was closed")
@@ -542,38 +542,41 @@ class AsyncConnection:
     async def _release_and_wait(self, requests: Sequence[Request]) -> GenieError | None:
         """Release locks together, and wait for all replies. Returns the first error, or None."""
         now = time.monotonic()
-        waits: list[tuple[Release, asyncio.Future[str]]] = []
+        releases: list[Release] = []
+        futures: list[asyncio.Future[str]] = []
         for request in requests:
             release = self.session.requests.release(request, now)
             if release is not None:
-                future = release.future = self._loop.create_future()
+                release.future = self._loop.create_future()
                 self.session.calls.limit_wait(release, now)
-                waits.append((release, future))
+                releases.append(release)
+                futures.append(release.future)
         self._flush_now_if_idle()
         self._waiting_tasks += 1
-        problem: GenieError | None = None
-        for _, future in waits:
-            try:
-                await future
-            except GenieError as error:
-                if not is_unknown_id(error):  # a lock that the server does not know is not held
-                    problem = problem or error
-            except BaseException:
-                self._waiting_tasks -= 1
-                for release, _ in waits:
-                    self.session.calls.drop_caller(release)
-                raise
-        self._waiting_tasks -= 1
-        return problem
+        first_error: GenieError | None = None
+        try:
+            for future in futures:
+                try:
+                    await future
+                except GenieError as error:
+                    if not is_unknown_id(error):  # a lock that the server does not know is not held
+                        first_error = first_error or error
+        except BaseException:
+            for release in releases:
+                self.session.calls.drop_caller(release)
+            raise
+        finally:
+            self._waiting_tasks -= 1
+        return first_error
 
     def _release_again(self, requests: Sequence[Request]) -> None:
-        """Release locks in the background, unless they were released."""
+        """Retry the release of locks in the background, unless the locks have ended or the client was closed."""
         if not self._closed:
             for request in requests:
                 self.release_lock(request)
 
     def release_lock(self, request: Request) -> Release | None:
-        """Send the release of a lock, or queue it while disconnected.
+        """Send the release of a lock soon, or on the next connection, without waiting for the reply.
 
         Returns the call of the release, or None if the lock has ended or is being released already.
         """
@@ -583,12 +586,12 @@ class AsyncConnection:
         return release
 
     def begin_release(self, request: Request) -> Release | None:
-        """Queue the release of a lock for sending, or return None if the lock has ended. `wait_for_release` sends it."""
+        """Return the release of a lock, which `wait_for_release` must then send; None if the lock has ended."""
         self.check_open()
         return self.session.requests.release(request, time.monotonic())
 
     def detach(self, request: Request) -> None:
-        """Stop managing a held lock. The server continues to hold the lock."""
+        """Stop managing a held lock, which stays held at the server. Raises the errors of `Lock.detach`."""
         self.session.requests.detach(request, time.monotonic())
 
     def find_held_lock(self, id: int) -> Request | None:
@@ -618,7 +621,7 @@ class AsyncConnection:
         raise ConnectionLost("the client was closed")
 
     def start_watch(self, watch: Watch) -> None:
-        """Subscribe a watch now, instead of when its first change is awaited."""
+        """Subscribe a watch before its first change is awaited."""
         self.check_open()
         self.session.watches.request_next(watch, time.monotonic())
         self.flush_soon()
@@ -641,7 +644,9 @@ class AsyncConnection:
         """
         self.check_open()
         if watch.future is not None:
-            raise RuntimeError("another caller already waits for the next change; each one needs its own watch")
+            raise RuntimeError(
+                "another caller already waits for the next change of this watch: call client.watch() for each caller"
+            )
         if watch.changes or watch.ended:
             future.set_result(None)
             return
@@ -656,7 +661,7 @@ class AsyncConnection:
             self.flush_soon()
 
     def unwatch_threadsafe(self, watch: Watch) -> None:
-        """End a watch that was garbage collected, which may happen in any thread."""
+        """End a watch that was garbage collected. Thread-safe, because any thread may collect it."""
         if not self._closed:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self.unwatch, watch)
@@ -670,7 +675,7 @@ class AsyncConnection:
             raise rejection
 
     async def _send_and_wait(self, call: Call) -> Any:
-        """Send a call and wait for its outcome. If this task is cancelled, a request is released."""
+        """Send a call, and wait for its outcome. If this task is cancelled, a request is released."""
         future = self._loop.create_future()
         self.send(call, future)
         self._waiting_tasks += 1
@@ -683,9 +688,9 @@ class AsyncConnection:
             self._waiting_tasks -= 1
 
     async def _close_transport(self) -> None:
-        """Stop the timer and the reconnect task, fail all calls, and close the connection after sending its buffer.
+        """Stop the timer and the reconnect task, fail all calls, send the unsent bytes, and close the connection.
 
-        Waits at most `response_timeout` until the buffer is sent and the connection has ended, then aborts the connection.
+        Waits at most `response_timeout` until the connection has ended, then aborts it.
         """
         self._resolver.close()
         if self._reconnect_task is not None:
@@ -711,7 +716,7 @@ class AsyncConnection:
                 handler.transport.abort()
 
     def abort(self) -> None:
-        """Close the transport at once, without sending `bye` or the buffered data."""
+        """Close the transport at once, without sending `bye` or the unsent bytes."""
         self._closed = True  # else the end of the connection would start a reconnect
         self._resolver.close()
         if self._handler is not None and self._handler.transport is not None:

@@ -1,11 +1,11 @@
 """One round of staggered attempts to connect (RFC 8305), over all addresses of all servers.
 
-An attempt begins 250 ms after the previous attempt, or as soon as an attempt has failed, so that an address that does not
-answer costs at most 250 ms. A host name is resolved when its turn comes, and each of its addresses is an attempt. The first
-attempt that completes its handshake with a leader wins, and the others are closed.
+An attempt begins 250 ms after the previous attempt, or as soon as an attempt has failed. So an address that does not answer
+costs at most 250 ms. A host name is resolved when its turn comes, and each of its addresses is an attempt. The first attempt
+that completes its handshake with a leader wins, and the others are closed.
 
-Attempts connect at the same time, but only one of them sends `hello` at a time. Several addresses may belong to one server,
-and there a second `hello` with the secret of the session would take the session over from the first.
+Attempts connect at the same time, but only one of them sends `hello` at a time. Several addresses may belong to one server:
+a second `hello` to that server, with the same session secret, would take over the session of the first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from genie.client.failover import ServerList
 from genie.errors import RequestRejected
 
 STAGGER_S = 0.25
-"""Time after which the next attempt begins although the last one has no result yet."""
+"""Time after which the next attempt begins, even if the previous attempt has no result yet."""
 
 
 class Endpoint(NamedTuple):
-    """One IP address of a server, or a text that the event loop resolves itself."""
+    """One IP address of a server. `address` is the server's address as configured."""
 
     address: Address
     ip: str
@@ -45,18 +45,20 @@ class Resolver:
             loop = asyncio.get_running_loop()
             lookup = asyncio.ensure_future(loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
             self._lookups[address] = lookup
-            lookup.add_done_callback(lambda done: self._forget(address, done))
-        return list(dict.fromkeys(str(info[4][0]) for info in await asyncio.shield(lookup)))
+            lookup.add_done_callback(lambda done: self._on_lookup_done(address, done))
+        address_infos = await asyncio.shield(lookup)  # a cancelled caller must not cancel the lookup of other callers
+        ips = [str(socket_address[0]) for *_, socket_address in address_infos]
+        return list(dict.fromkeys(ips))  # without duplicates
 
     def close(self) -> None:
-        """Drop the lookups that run, because the client is closed. Their threads end by themselves."""
+        """Cancel the running lookups, because the client is closed. Their threads end by themselves."""
         for lookup in self._lookups.values():
             lookup.cancel()
 
-    def _forget(self, address: Address, lookup: asyncio.Future[list[Any]]) -> None:
+    def _on_lookup_done(self, address: Address, lookup: asyncio.Future[list[Any]]) -> None:
         del self._lookups[address]
         if not lookup.cancelled():
-            lookup.exception()  # its caller may have given up
+            lookup.exception()  # if all callers were cancelled, asyncio would log an error that is never retrieved
 
 
 class Round:
@@ -76,11 +78,11 @@ class Round:
         self._attempt = attempt
         self._addresses = servers.next_round()
         self._first: deque[Endpoint] = deque()
-        """The first endpoints of names that were resolved, and that were not tried yet."""
+        """The untried endpoints that are the first of their resolved name."""
         self._further: deque[Endpoint] = deque()
-        """The other endpoints of these names. They are tried after the first endpoint of each name."""
+        """The other untried endpoints. They are tried after the first endpoint of each name."""
         self._tasks: list[asyncio.Task[bool]] = []
-        """The attempts without a result, in the order in which they began."""
+        """The running attempts and resolutions, in the order in which they began."""
         self.failures: list[RequestRejected | None] = []
         """For each endpoint that has failed, the error with which the server rejected the client for good, or None."""
         self.turn = asyncio.Lock()
@@ -88,11 +90,11 @@ class Round:
 
     @property
     def is_last(self) -> bool:
-        """True if no other endpoint is being tried or remains."""
+        """True if only one attempt runs, and all other endpoints were tried."""
         return len(self._tasks) <= 1 and not (self._addresses.remaining or self._first or self._further)
 
     async def run(self) -> bool:
-        """Try all endpoints. Returns True as soon as a server has accepted the client, else False."""
+        """Try all endpoints. Returns True as soon as a server has accepted the client, or False if none has."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -117,21 +119,21 @@ class Round:
                 await asyncio.wait(self._tasks)
 
     def _next_step(self) -> Coroutine[object, object, bool] | None:
-        """Return the next attempt, or the resolution of the next name; None: all have begun.
+        """Return the next attempt, or the resolution of the next name, or None if all have begun.
 
-        A leader that a follower has named is tried first.
+        The coroutine returns whether a server has accepted the client. A leader that a follower has named is tried first.
         """
         if self._first and not self._servers.is_redirected:
             return self._attempt(self, self._first.popleft())
         address = self._addresses.take()
+        if address is not None and _is_ip(address.host):
+            return self._attempt(self, Endpoint(address, address.host))
         if address is not None:
-            return (
-                self._attempt(self, Endpoint(address, address.host)) if _is_ip(address.host) else self._resolve(address)
-            )
+            return self._resolve(address)
         return self._attempt(self, self._further.popleft()) if self._further else None
 
     async def _resolve(self, address: Address) -> bool:
-        """Resolve the name of a server. Returns False: its endpoints are still to be tried."""
+        """Resolve the name of a server, and add its endpoints to the round. Returns False, since no server was tried."""
         try:
             async with asyncio.timeout(self._servers.attempt_timeout_s):
                 ips = await self._resolver.resolve(address)

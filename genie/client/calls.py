@@ -27,9 +27,9 @@ class Calls:
     Args:
         handshake: the state of the connection.
         response_timeout: seconds that a caller waits for a server.
-        ref_prefix: the beginning of every `ref`. It makes the `ref`s unique among the clients that use the same secret one
-            after the other.
-        explain_unavailable: returns why there is no connection.
+        ref_prefix: the beginning of every `ref`. Each client has another prefix, because a later client with the same secret
+            must not use the `ref` of an earlier one.
+        explain_unavailable: returns why there is no connection, for error messages.
 
     """
 
@@ -42,27 +42,25 @@ class Calls:
         self.outcomes: list[Outcome] = []
         """The outcomes that the session returns to the I/O layer next."""
         self.pending: dict[str, Call] = {}
-        """The calls without a reply on this connection, by their `ref`, except releases by the `ref` of a request."""
+        """The calls that were sent on this connection and have no reply yet, by their `ref`. A release that has the `ref` of
+        its request in place of an id is not among them."""
         self.deferred: list[Call] = []
-        """Calls that wait for the next connection, except for releases. A caller limits their wait."""
+        """Calls that wait for the next connection, except for releases. `limit_wait` limits how long their callers wait."""
         self.deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
         self.keepalive = Keepalive()
         self.next_deadline = math.inf
-        """The time at which `on_timer` must be called; inf: no caller waits."""
+        """When `on_timer` must be called, in seconds of the monotonic clock. Infinite while no caller waits."""
         self._deadlines: dict[Call, float] = {}
-        """The times at which the callers give up, the earliest first. One timer serves all callers: a timer for each release
-        would take longer than encoding the release."""
+        """When the caller of each call gives up, the earliest first. One timer serves all callers, because a timer for each
+        release would take longer than encoding the release."""
         self._handshake = handshake
         self._ref_prefix = ref_prefix
         self._ref_numbers = count(1)
         self._explain_unavailable = explain_unavailable
 
     def new_ref(self) -> str:
-        """Return a new `ref`, the reference that identifies a command. Thread-safe.
-
-        No earlier client with the same secret has used the `ref`.
-        """
+        """Return a new `ref`: the text that identifies a command and its reply. Thread-safe."""
         return f"{self._ref_prefix}{next(self._ref_numbers)}"
 
     def send(self, call: Call, now: float) -> None:
@@ -82,7 +80,7 @@ class Calls:
         self.unsent_lines.append(call.line)
 
     def pop(self, kind: type[C], ref: str | None) -> C | None:
-        """Remove and return the pending call with the `ref` of a reply; None if no call of this kind has the `ref`."""
+        """Remove and return the pending call with the `ref` of a reply. Returns None if no call of this kind has the `ref`."""
         call = self.pending.get(ref) if ref is not None else None
         if not isinstance(call, kind):
             return None
@@ -101,7 +99,7 @@ class Calls:
     def drop_caller(self, call: Call) -> None:
         """Ignore the outcome of a call, because its caller no longer waits.
 
-        Only a release is still sent on the next connection.
+        A call that waits for the next connection is not sent any more, unless it is a release.
         """
         call.future = None
         self._deadlines.pop(call, None)
@@ -109,7 +107,7 @@ class Calls:
             self.deferred.remove(call)
 
     def on_timer(self, now: float) -> None:
-        """Fail the callers that have waited too long. Releases are still sent again in the background."""
+        """Fail the callers that have waited too long. Their releases are still retried in the background."""
         for call, deadline in list(self._deadlines.items()):
             if deadline > now:
                 break
@@ -117,19 +115,20 @@ class Calls:
                 problem = f"{call.id} could not be released within"
             else:
                 problem = f"no answer to {type(call).__name__.lower()} within"
-            self.outcomes.append(Outcome(call, error=self.no_answer(f"{problem} {self.response_timeout:g} s")))
+            error = self.no_answer_error(f"{problem} {self.response_timeout:g} s")
+            self.outcomes.append(Outcome(call, error=error))
             if call in self.deferred:
                 self.deferred.remove(call)
             del self._deadlines[call]
         self.next_deadline = next(iter(self._deadlines.values()), math.inf)
 
-    def no_answer(self, problem: str) -> Unavailable:
-        """Return the error for a caller that has waited too long, with the reason."""
-        answers = "the server does not answer" if self._handshake.phase is UP else self._explain_unavailable()
-        return Unavailable(f"{problem}: {answers}")
+    def no_answer_error(self, problem: str) -> Unavailable:
+        """Return the error for a caller that has waited too long: what happened, and why the server did not answer."""
+        reason = "the server does not answer" if self._handshake.phase is UP else self._explain_unavailable()
+        return Unavailable(f"{problem}: {reason}")
 
     def take_outcomes(self) -> list[Outcome]:
-        """Remove and return the outcomes since the last call of this method. Clears the deadlines of their callers."""
+        """Remove and return the outcomes since the last call of this method. Removes the deadlines of their callers."""
         outcomes, deadlines = self.outcomes, self._deadlines
         self.outcomes = []
         if deadlines:
@@ -140,7 +139,10 @@ class Calls:
     # -- the end of a connection ----------------------------------------------------------------------------
 
     def on_disconnected(self, reason: str) -> None:
-        """Fail the calls without a reply. Releases and watches are sent again on the next connection."""
+        """Fail the calls without a reply. Releases and watches are sent again on the next connection.
+
+        `reason` is the beginning of the error message: which connection was lost, and why.
+        """
         self.keepalive.stop()
         self.unsent_lines.clear()
         pending, self.pending = self.pending, {}

@@ -1,9 +1,8 @@
-"""The commands of the wire protocol as objects, with their arguments checked; and the public attributes of a lock."""
+"""The commands of the wire protocol as objects that check their arguments, and the public attributes of a lock."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import Enum, auto
@@ -40,21 +39,22 @@ class LockInfo:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"lock {self.id} can't be pickled: call `detach`, and pass on the id; another client can extend and release it"
+            f"lock {self.id} can't be pickled: call `detach`, and pass on the id. Another client can then extend and release "
+            "the lock"
         )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {' '.join(self.resources)}: {self._request.state.name.lower()}>"
 
     def _check_managed(self) -> None:
-        """Raise RuntimeError if the lock was detached, because this client no longer manages a detached lock."""
+        """Raise RuntimeError if the lock was detached."""
         if self._request.state is RequestState.DETACHED:
             raise RuntimeError(
                 f"lock {self.id} was detached: use client.extend({self.id}, seconds) and client.release({self.id})"
             )
 
     def _check_extended(self) -> None:
-        """Raise LockLost after an extension if the lock is no longer held, and was not detached."""
+        """Raise LockLost if the lock that was just extended was lost or released in the meantime."""
         if self._request.error is not None:
             raise copy_lock_lost(self._request.error)
         if self._request.state not in (RequestState.HELD, RequestState.DETACHED):
@@ -76,18 +76,18 @@ class LockInfo:
         return self._request.resources
 
 
-# -- Commands: each checks its arguments and encodes its line when it is made, before anything is sent ----------------
+# -- Commands: each object checks its arguments, and encodes its line when it is made -----------------------------------
 
 PROTOCOL: Final = 1
 """The version of the wire protocol that this client speaks."""
 RELEASE: Final = messages.command("release")
-"""An encoded `release` without its `ref`, which is added for each release."""
+"""An encoded `release`, to which the `ref` of a request is added."""
 RESUMPTION_PING: Final = messages.command("ping", ref="resume")
 """Sent after `hello`. The server replies to it after it has sent the state of all requests of the session."""
 BYE_TIMEOUT_S: Final = 3.0
-"""How long a client that closes waits for the reply to `bye`, since the server may not respond."""
+"""How long a client that is being closed waits for the reply to `bye`."""
 MAX_ID: Final = 1 << 53
-"""Ids are below this, so that every JSON library can represent them exactly."""
+"""Ids are less than this number, so that every JSON library can represent them exactly."""
 SECRET_LENGTHS: Final = range(16, 129)
 """Allowed numbers of characters in the secret of a session."""
 
@@ -108,20 +108,21 @@ class RequestState(Enum):
 class Call:
     """A command that expects a reply.
 
-    `line` is the encoded command. `ref` identifies the command, and the reply carries the same `ref`; it is empty until
-    the command is sent.
+    `line` is the encoded command. `ref` identifies the command, and the reply has the same `ref`. Both are complete when the
+    command is sent.
     """
 
     __slots__ = ("future", "line", "ref")
 
     fails_with_connection: ClassVar[bool] = True
-    """True if the call fails if its connection ends before the reply. Otherwise it is sent again, or needs no reply then."""
+    """True if the call fails when its connection ends before the reply. False if the call is then sent again, or needs no
+    reply."""
 
     def __init__(self, line: bytes, ref: str = "") -> None:
         self.line = line
         self.ref = ref
         self.future: Any = None
-        """The future that the I/O layer completes with the outcome; None if no caller waits."""
+        """The future that the I/O layer completes with the outcome. None if no caller waits."""
 
     def assign_ref(self, ref: str) -> None:
         """Set the `ref` that identifies this command, and add it to the encoded command."""
@@ -130,13 +131,13 @@ class Call:
 
 
 class Lease:
-    """How long a lock certainly lasts at the server, apart from its transaction timeout."""
+    """The time until which the server certainly does not end a lock, except for its transaction timeout."""
 
     __slots__ = ("ends_at",)
 
     def __init__(self, ends_at: float) -> None:
         self.ends_at = ends_at
-        """The end of the lease in seconds of the monotonic clock, which moves with each renewal."""
+        """The end of the lease, in seconds of the monotonic clock. Each renewal moves it."""
 
 
 NO_LEASE: Final = Lease(math.inf)
@@ -153,14 +154,14 @@ class Outcome(NamedTuple):
     call: Call
     result: Any = None
     error: GenieError | None = None
-    """None: the call has succeeded."""
+    """Why the call failed. None if it has succeeded."""
 
 
 class Request(Call):
     """The command `request`, and the lock that results from it.
 
-    It has many fields: objects for groups of fields would take more memory for each lock, and a client may hold 100,000
-    locks. All points in time are seconds of this client's monotonic clock; inf: never.
+    All points in time are seconds of this client's monotonic clock, and infinite for "never". The class has many fields,
+    because objects for groups of fields would take more memory for each lock, and a client may hold 100,000 locks.
     """
 
     __slots__ = (
@@ -201,11 +202,12 @@ class Request(Call):
     ) -> None:
         super().__init__(line, ref)
         self.resources = resources
-        """The resources as on the wire. After the grant of an anyOf request: only the resources that the server chose."""
+        """The resources as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`. After the grant of an anyOf request, only the
+        resources that the server has chosen."""
         self.choices: dict[str, str] = {}
-        """The resources of an anyOf request, by name. Empty: this is not an anyOf request."""
+        """The resources of an anyOf request, by name. Empty for any other request."""
         self.queue_timeout = queue_timeout
-        """Seconds that the request may wait in the queue; inf: no limit."""
+        """Seconds that the request may wait in the queue. Infinite without a limit."""
         self.transaction_timeout = transaction_timeout
         """Seconds that the lock is held, counted from the grant or the last extension."""
         self.transaction = transaction
@@ -215,33 +217,33 @@ class Request(Call):
         """True if the server releases the lock when the session ends."""
         self.state = RequestState.WAITING
         self.first_sent_at: float | None = None
-        """When the request was first sent; None: not sent yet."""
+        """When the request was first sent. None until then."""
         self.response_deadline = math.inf
         """When the caller gives up if the server sends nothing about the request."""
         self.id = 0
-        """The id that the server assigned; 0: not known yet."""
+        """The id that the server assigned. 0 until this client knows it."""
         self.fence = 0
-        """The fencing token; 0 until the lock is granted. A granted request is still WAITING while it is extended."""
+        """The fencing token. 0 until the lock is granted. A granted lock may have to be extended while it is still WAITING."""
         self.connection_number = 0
-        """The last connection on which the server confirmed that the lock is held."""
+        """The number of the last connection on which the server confirmed that the lock is held."""
         self.expires_at = math.inf
-        """When the transaction timeout ends; earlier if an unanswered extension shortens the lock."""
+        """When the transaction timeout ends on this client's clock. An unanswered extension that shortens the lock counts."""
         self.last_extension = ""
-        """The `ref` of the last extension that was sent; empty: there was none."""
+        """The `ref` of the last extension that was sent, or empty."""
         self.shortened_by = ""
-        """The `ref` of the last extension that shortened the lock when it was sent; empty: there was none."""
+        """The `ref` of the last extension that shortened the lock when it was sent, or empty."""
         self.lease = NO_LEASE
         """The lease of the session to which the lock is bound. The lock also ends with this lease."""
         self.renew_at = math.inf
         """When the watchdog sends the next extension."""
         self.release: Release | None = None
-        """The call that releases the request; None: no release was requested."""
+        """The call that releases the request. None until the release is requested."""
         self.error: LockLost | None = None
-        """Why the lock is lost; None: the lock is not lost."""
+        """Why the lock is lost. None while it is not lost."""
         self.on_lost: Callable[[], None] | None = None
         """The I/O layer's callback for the loss of the lock."""
         self.lost_event: Any = None
-        """The I/O layer's event that is set when the lock is lost; None until a caller asks for the event."""
+        """The I/O layer's event that is set when the lock is lost. None until a caller asks for the event."""
 
     @property
     def hold_ends_at(self) -> float:
@@ -249,13 +251,13 @@ class Request(Call):
         return min(self.expires_at, self.lease.ends_at)
 
     def is_held(self, now: float) -> bool:
-        """Return whether the lock is held, as this client knows it; False once it has expired on this client's clock."""
+        """Return whether the lock is held, as this client knows it, and has not expired on this client's clock."""
         return self.state is RequestState.HELD and now < self.hold_ends_at
 
     def reencode(self, now: float) -> None:
-        """Encode a waiting request again with the rest of its queue timeout, for a server that lost the session.
+        """Encode a waiting request again with the rest of its queue timeout, for a server that has lost the session.
 
-        Does nothing for an anyOf request, which has no queue timeout, and for a request that was never sent.
+        A request that was never sent is not changed, and neither is an anyOf request, which never waits in a queue.
         """
         if self.first_sent_at is None or self.choices:
             return
@@ -266,9 +268,9 @@ class Request(Call):
         self.line = make_line("request", **payload | {"queueTimeout": _queue_timeout_ms(queue_timeout)})
 
     def set_chosen(self, names: Sequence[str]) -> None:
-        """Store which resources the server has locked for an anyOf request. `names` are names without modes.
+        """Set `resources` to the resources that the server has locked for an anyOf request, in the requested order.
 
-        `resources` then lists only the locked resources, with their modes (`shared:NAME`), in the requested order.
+        `names` are the names of these resources, without modes.
         """
         chosen_names = set(names)
         self.resources = tuple([resource for name, resource in self.choices.items() if name in chosen_names])
@@ -281,25 +283,24 @@ request_type: type[Request] = Request
 class Release(Call):
     """The command `release`, of a lock or a waiting request of any client.
 
-    `request` is the released request if this client made it, else None. If the id of such a request is not known yet
-    (0), the release contains the `ref` of the request instead.
+    If the id of a request of this client is not known yet, the release has the `ref` of the request instead of an id.
     """
 
     __slots__ = ("id", "maybe_executed", "request")
 
     def __init__(self, id: int, request: Request | None = None) -> None:
         self.id = id
-        """The id of the released request; 0: not known, so that the release has the `ref` of the request."""
+        """The id of the released request, or 0 if the release has the `ref` of the request instead."""
         self.request = request
-        """The released request; None: another client made it."""
+        """The released request. None if only the id was given: any client may have made the request."""
         self.maybe_executed = False
         """True if the release was sent on a connection that was lost, so that the server may have executed it."""
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
             return
-        if request is None:  # the id is an argument of the caller
+        if request is None:  # the id is an argument of the program's call
             _check_id(id)
-        super().__init__(b"")  # encoded by `assign_ref`
+        super().__init__(b"")  # `assign_ref` encodes the line
 
     def assign_ref(self, ref: str) -> None:
         """Set the `ref` that identifies this command, and encode the command with the id."""
@@ -307,26 +308,24 @@ class Release(Call):
         self.line = b'{"command":"release","payload":{"id":%d,"ref":"%b"}}\n' % (self.id, ref.encode())
 
     def use_id(self, id: int) -> None:
-        """Release by the id of the request, on a server that does not know the request's `ref`."""
+        """Release by id, because the server does not know the `ref` of the request. The release gets a new `ref`."""
         self.id = id
         self.ref = ""
 
 
 class TimedCall(Call):
-    """A command whose time of sending the client must know: the server's answer extends a lock or the lease from this time
-    on.
-    """
+    """A command that records when it was sent, because its answer extends a lock, or the lease, from this time on."""
 
     __slots__ = ("sent_at",)
 
     def __init__(self, line: bytes) -> None:
         super().__init__(line)
         self.sent_at = math.inf
-        """When the command was sent, in seconds of the monotonic clock; inf: not sent yet."""
+        """When the command was sent, in seconds of the monotonic clock. Infinite until then."""
 
 
 class Extend(TimedCall):
-    """The command `extend`, for a lock of any client. `request` is the lock if this client holds it."""
+    """The command `extend`, for a lock of any client."""
 
     __slots__ = ("id", "request", "transaction_timeout")
 
@@ -335,7 +334,7 @@ class Extend(TimedCall):
         super().__init__(messages.command("extend", id=_check_id(id), transactionTimeout=timeout_ms))
         self.id = id
         self.request = request
-        """The request of the lock; None: this client does not hold the lock."""
+        """The request of the lock. None if this client does not hold the lock."""
         self.transaction_timeout = transaction_timeout
         """The new remaining time of the lock in seconds."""
 
@@ -397,25 +396,24 @@ def make_request(
     on_disconnect: OnDisconnect = "keep",
     note: str | None = None,
 ) -> Request:
-    """Make a request that locks all of the resources at once. Timeouts are in seconds, or are timedeltas.
+    """Make a request that locks all of the resources at once. `Client.acquire` describes the arguments.
 
-    A resource is written `shared:NAME`, `exclusive:NAME`, `NAME` (exclusive) or `2/10:NAME` (units). A resource that is
-    listed twice is locked once, exclusively if either of the two is exclusive; its units are added up. `ref` identifies the
-    request in the protocol.
+    `ref` identifies the request in the protocol.
 
     Raises:
         ValueError, TypeError: if an argument is invalid.
         RequestRejected: if the encoded command is longer than the protocol allows.
+
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"a request must name 1 to {MAX_RESOURCES} resources, not {len(resources)}")
     distinct_resources = _merge_duplicates(
         [parse_resource_arg(check_resource_type(resource)) for resource in resources]
     )
-    fields, queue_timeout_s, transaction_timeout_s = _options(
+    option_fields, queue_timeout_s, transaction_timeout_s = _check_options(
         queue_timeout, transaction_timeout, priority, on_disconnect
     )
-    payload = {"resources": distinct_resources, **fields, "ref": ref}
+    payload = {"resources": distinct_resources, **option_fields, "ref": ref}
     if transaction is not None:
         payload["transactionName"] = check_name(transaction, "the name of a transaction")
     if note is not None:
@@ -434,16 +432,17 @@ def make_request(
 
 
 @lru_cache
-def _options(
+def _check_options(
     queue_timeout: float | timedelta | None,
     transaction_timeout: float | timedelta,
     priority: float,
     on_disconnect: OnDisconnect,
 ) -> tuple[dict[str, Any], float, float]:
-    """Check the options that most requests of a program have in common.
+    """Check and convert the options of a request. Cached, because most requests of a program have the same options.
 
     Returns:
-        Their fields of the payload, and the two timeouts in seconds. Without a limit, the queue timeout is infinite.
+        The fields of the payload, the queue timeout and the transaction timeout. Both timeouts are in seconds, and a queue
+        timeout of None becomes infinite.
 
     """
     queue_timeout_s = None if queue_timeout is None else to_seconds(queue_timeout, "queue_timeout")
@@ -458,22 +457,25 @@ def _options(
         fields["priority"] = priority
     if is_bound_to_session(on_disconnect):
         fields["onDisconnect"] = on_disconnect
-    return fields, math.inf if queue_timeout_s is None else queue_timeout_s, transaction_timeout_s
+    if queue_timeout_s is None:
+        queue_timeout_s = math.inf
+    return fields, queue_timeout_s, transaction_timeout_s
 
 
 def _merge_duplicates(resources: list[str]) -> tuple[str, ...]:
-    """Return each resource once, in the order of the first occurrences: exclusive if any occurrence is, units added up.
+    """Return each resource once, in the order of the first occurrences.
 
-    Raises ValueError if a name has several limits of units, or units and another mode, or if a subtree has too many levels.
+    A name is exclusive if any of its occurrences is, and its units are added up. Raises ValueError if a name has units with
+    several limits, or units and another mode, or if a subtree has too many levels.
     """
     if len(resources) == 1 and not resources[0].endswith("**"):
         return (resources[0],)
-    split_checked(resources)
+    split_checked(resources)  # raises the errors
     return tuple(merge(resources).values())
 
 
 def _queue_timeout_ms(seconds: float | None) -> float:
-    """Convert a queue timeout to milliseconds; None (no limit) becomes the longest timeout of the protocol."""
+    """Convert a queue timeout to milliseconds. None (no limit) becomes the longest timeout of the protocol."""
     if seconds is None:
         return MAX_TIMEOUT_MS
     return to_milliseconds(seconds, "queue_timeout", alternative=", or None for no limit")
@@ -521,11 +523,11 @@ def make_hello(
 ) -> bytes:
     """Encode the `hello` that opens every connection.
 
-    `secret` identifies the session to the server. `session_timeout` is in seconds. Raises ValueError if an argument is
-    wrong.
+    `secret` identifies the session to the server. `session_timeout` is in seconds. Raises ValueError or TypeError if an
+    argument is invalid.
     """
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= MAX_TOKEN):
-        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # without the token
+        raise ValueError(f"token must be a string of 1 to {MAX_TOKEN} characters")  # does not disclose the token
     if not isinstance(secret, str) or len(secret) not in SECRET_LENGTHS:
         raise ValueError(f"session must be a secret of {SECRET_LENGTHS[0]} to {SECRET_LENGTHS[-1]} characters")
     check_note(note)
@@ -547,8 +549,8 @@ def to_milliseconds(seconds: float, name: str, *, min_ms: int = 0, alternative: 
     """Convert a timeout in seconds to the protocol's milliseconds, rounded to microseconds.
 
     Raises:
-        ValueError: if the timeout is out of range. The message begins with `name`, the name of the argument.
-            `alternative` is appended to the allowed range, for an argument that allows another value.
+        ValueError: if the timeout is not from `min_ms` to the longest timeout of the protocol. The message begins with
+            `name`, the name of the argument. `alternative` names another allowed value, such as ", or None for no limit".
 
     """
     ms = round(seconds * 1000, 3) if math.isfinite(seconds) else seconds
@@ -573,14 +575,14 @@ def _encode(command: str, payload: dict[str, Any]) -> bytes:
 
 
 def check_resource_type(resource: object) -> str:
-    """Return the resource unchanged. Raises TypeError if it is not a string, such as a list of resources."""
+    """Return the resource unchanged. Raises TypeError if it is not a string, for example if it is a list of resources."""
     if not isinstance(resource, str):
         raise TypeError(f"a resource must be a string, not {resource!r}; pass each resource as its own argument")
     return resource
 
 
 def _check_id(id: int) -> int:
-    """Return the id unchanged. Raises ValueError if it is not an integer below 2^53."""
+    """Return the id unchanged. Raises ValueError if it is not an integer whose absolute value is below 2^53."""
     if type(id) is not int or not -MAX_ID < id < MAX_ID:
         raise ValueError(f"an id must be an integer below 2^53, not {id!r}")
     return id
@@ -589,7 +591,7 @@ def _check_id(id: int) -> int:
 # -- anyOf requests: the server locks free resources of a list until their weights reach a target -------------------
 
 MAX_AMOUNT: Final = 10**MAX_DIGITS
-"""Weights and targets are below this. If any exceeds `MAX_WEIGHT`, the request has decimal strings instead of numbers."""
+"""Weights and targets are less than this. If any exceeds `MAX_WEIGHT`, the request has decimal strings, not numbers."""
 
 
 def make_any_request(
@@ -613,23 +615,15 @@ def make_any_request(
         RequestRejected: if the encoded command is longer than the protocol allows.
 
     """
-    if isinstance(resources, str) or not isinstance(resources, Sequence):
-        raise TypeError(f"resources must be a list of strings, not {resources!r}; pass their amounts as weights")
-    if not 0 < len(resources) <= MAX_CHOICES:
-        raise ValueError(f"acquire_any takes 1 to {MAX_CHOICES} resources, not {len(resources)}")
-    candidates = tuple([parse_resource_arg(check_resource_type(resource)) for resource in resources])
-    choices = {parse_resource(resource)[1]: resource for resource in candidates}
-    if len(choices) < len(candidates):
-        counts = Counter(parse_resource(resource)[1] for resource in candidates)
-        raise ValueError(f"resources must contain each name once, not {counts.most_common(1)[0][0]!r} twice")
-    if subtrees := [name for name in choices if is_subtree(name)]:
-        raise ValueError(f"acquire_any can't choose a subtree, such as {subtrees[0]!r}: use acquire")
+    choices = _parse_choices(resources)
+    candidates = tuple(choices.values())
     if weights is not None and len(weights) != len(candidates):
         raise ValueError(f"weights must have as many entries as resources ({len(candidates)}), but has {len(weights)}")
     for weight in weights or ():
         _check_weight(weight, "a weight")
     _check_weight(target, "target")
-    as_strings = max([target, *(weights or ())]) > MAX_WEIGHT  # greater numbers do not fit into 64 bits
+    exceeds_64_bits = max([target, *(weights or ())]) > MAX_WEIGHT
+    encode_amount = str if exceeds_64_bits else int
     if transaction is not None:
         check_name(transaction, "the name of a transaction")
     bound_to_session = is_bound_to_session(on_disconnect)
@@ -637,8 +631,8 @@ def make_any_request(
     check_note(note)
     payload = {
         "anyOf": candidates,
-        "weights": None if weights is None else [str(weight) if as_strings else weight for weight in weights],
-        "target": str(target) if as_strings else target,
+        "weights": None if weights is None else [encode_amount(weight) for weight in weights],
+        "target": encode_amount(target),
         "transactionTimeout": to_milliseconds(transaction_timeout_s, "transaction_timeout", min_ms=1),
         "transactionName": transaction,
         "onDisconnect": on_disconnect if bound_to_session else None,
@@ -656,6 +650,24 @@ def make_any_request(
     )
     request.choices = choices
     return request
+
+
+def _parse_choices(resources: Sequence[str]) -> dict[str, str]:
+    """Return the resources of an anyOf request by name. Raises ValueError or TypeError if a resource is invalid."""
+    if isinstance(resources, str) or not isinstance(resources, Sequence):
+        raise TypeError(f"resources must be a list of strings, not {resources!r}; pass their amounts as weights")
+    if not 0 < len(resources) <= MAX_CHOICES:
+        raise ValueError(f"acquire_any takes 1 to {MAX_CHOICES} resources, not {len(resources)}")
+    choices: dict[str, str] = {}
+    for argument in resources:
+        resource = parse_resource_arg(check_resource_type(argument))
+        name = parse_resource(resource)[1]
+        if name in choices:
+            raise ValueError(f"resources must contain each name once, not {name!r} twice")
+        if is_subtree(name):
+            raise ValueError(f"acquire_any can't choose a subtree, such as {name!r}: use acquire")
+        choices[name] = resource
+    return choices
 
 
 def _check_weight(weight: int, name: str) -> None:

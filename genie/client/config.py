@@ -20,8 +20,7 @@ from genie.protocol import diagnostics
 from genie.tls import MIN_VERSION, load_ca, load_certificate
 
 logger = logging.getLogger("genie.client")
-"""Logs the warnings of the clients: ignored variables, and locks that stay held or are released after the end of their
-block."""
+"""The logger of the clients. They log only warnings, for example about a lock whose release was not confirmed."""
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 7077
@@ -32,10 +31,10 @@ KEEPALIVE_IDLE_S = 5
 MAX_TOKEN_FILE_CHARACTERS = 1 << 16
 """Read limit for the file GENIE_TOKEN_FILE."""
 
-PLAIN, TLS = "genie://", "genies://"
+PLAIN_PREFIX, TLS_PREFIX = "genie://", "genies://"
 
 Token: TypeAlias = str | Callable[[], str | None]
-"""A token, or a function that returns the present one. It is called for each connection, and must not block."""
+"""A token, or a function that returns it. The function is called for each connection, and must not block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +50,20 @@ class ClientOptions:
     note: str | None = None
     lazy: bool = False
     waits_for_servers: bool = True
-    """If false, entering the client fails as soon as no server answers in one round. Commands of the command line use this."""
+    """If false, entering the client fails as soon as no server has answered in one round, as the command line needs it."""
 
 
 class Address(NamedTuple):
-    """The address of a server.
-
-    `tls` is the context of TLS connections to it. True: each connection gets a context of its own, made from the files that
-    the environment names, so that certificates can be replaced while the program runs. None: connections are plain.
-    """
+    """The address of a server, and how to connect to it."""
 
     host: str
     port: int
     tls: SSLContext | Literal[True] | None = None
+    """The context of TLS connections. None selects plain connections. With True, each connection gets a new context from the
+    files that the environment names, so that certificates can be replaced while the program runs."""
 
     def context(self) -> SSLContext | None:
-        """Return the context of a new connection. Raises ValueError if a file is invalid."""
+        """Return the TLS context of a new connection, or None for a plain one. Raises ValueError if a file is invalid."""
         return tls_context() if self.tls is True else self.tls
 
 
@@ -77,10 +74,10 @@ def parse_addresses(
 
     Args:
         host: one address, several addresses separated by commas, or a list: `HOST`, `HOST:PORT` or `[IPv6]:PORT`.
-            None: GENIE_HOST, else 127.0.0.1. The prefix `genies://` selects TLS, `genie://` a plain connection. An
+            Default: GENIE_HOST, else 127.0.0.1. The prefix `genies://` selects TLS, `genie://` a plain connection. An
             address without a prefix uses TLS if another address has the prefix `genies://`, or if `ssl` is true.
-        port: the port of addresses without a port. None: GENIE_PORT, else 7077. GENIE_PORT is read only if an address has
-            no port, and ignored if it is a service link of Kubernetes.
+        port: the port of addresses without a port. Default: GENIE_PORT, else 7077. GENIE_PORT is read only if an address
+            has no port, and ignored if it is a service link of Kubernetes.
         ssl: True, or the context of TLS connections. For True, environment variables configure TLS (`tls_context`).
 
     Raises:
@@ -96,14 +93,14 @@ def parse_addresses(
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
         raise ValueError(f"host must contain at least one server address, not {host!r}")
-    # One address with `genies://` selects TLS for all addresses without a prefix.
-    use_tls = bool(ssl) or (ssl is None and any(text.startswith(TLS) for text in texts))
     for text in texts:
-        if (text.startswith(PLAIN) and ssl) or (text.startswith(TLS) and ssl is False):
+        if (text.startswith(PLAIN_PREFIX) and ssl) or (text.startswith(TLS_PREFIX) and ssl is False):
             raise ValueError(f"{text}: the prefix contradicts ssl={ssl!r}")
     tls: SSLContext | Literal[True] | None = None
-    if use_tls:
-        tls = ssl if isinstance(ssl, SSLContext) else True
+    if isinstance(ssl, SSLContext):
+        tls = ssl
+    elif ssl or any(text.startswith(TLS_PREFIX) for text in texts):
+        tls = True
     addresses = [_parse_prefixed(text, tls) for text in texts]
     for address in addresses:
         address.context()  # raises an error if a file is invalid
@@ -118,14 +115,13 @@ def _environment_port() -> int:
     """Return the port in GENIE_PORT, else the default port. Raises ValueError if the variable is not a port."""
     text = os.environ.get("GENIE_PORT") or str(DEFAULT_PORT)
     if is_service_link(text):
-        _warn_of_service_link(text)
+        _warn_port_ignored(text)
         return DEFAULT_PORT
     return parse_port(text, "GENIE_PORT")
 
 
-@cache
-def _warn_of_service_link(value: str) -> None:
-    """Log that GENIE_PORT is ignored, once for each value."""
+@cache  # so that each value is logged once
+def _warn_port_ignored(value: str) -> None:
     logger.warning(
         "GENIE_PORT=%s ignored, using port %d: it is a Kubernetes service link (enableServiceLinks)",
         value,
@@ -138,9 +134,10 @@ def _parse_prefixed(text: str, tls: SSLContext | Literal[True] | None) -> Addres
 
     An address without a port gets the port 0, which the caller replaces by the default port.
     """
-    if text.startswith(PLAIN):
+    if text.startswith(PLAIN_PREFIX):
         tls = None
-    return parse_address(text.removeprefix(PLAIN).removeprefix(TLS).removesuffix("/"), 0, tls)
+    text = text.removeprefix(PLAIN_PREFIX).removeprefix(TLS_PREFIX).removesuffix("/")
+    return parse_address(text, 0, tls)
 
 
 def parse_address(
@@ -151,14 +148,14 @@ def parse_address(
     `default_port` is the port of an address without a port. `tls` becomes the TLS context of the address.
     """
     if "/" in text:
-        raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix {TLS} for TLS")
+        raise ValueError(f"{text}: an address is HOST, HOST:PORT or [IPv6]:PORT, with the prefix {TLS_PREFIX} for TLS")
     host, own_port = parse_host_port(text)
     return Address(host or DEFAULT_HOST, default_port if own_port is None else own_port, tls)
 
 
 def format_address(address: Address) -> str:
-    """Return the text of an address, which `parse_addresses` can parse: `HOST:PORT`, for TLS with `genies://`."""
-    return f"{TLS if address.tls else ''}{format_host_port(address.host, address.port)}"
+    """Return the text of an address: `HOST:PORT`, with the prefix `genies://` for TLS. `parse_addresses` accepts the text."""
+    return f"{TLS_PREFIX if address.tls else ''}{format_host_port(address.host, address.port)}"
 
 
 def tls_context() -> SSLContext:
@@ -175,8 +172,8 @@ def tls_context() -> SSLContext:
     """
     ca, certificate, key = (os.environ.get(f"GENIE_TLS_{name}") or None for name in ("CA", "CERT", "KEY"))
     if key and not certificate:
-        raise ValueError("GENIE_TLS_KEY is set without GENIE_TLS_CERT: set the client's certificate, too")
-    # PROTOCOL_TLS_CLIENT loads no CAs, so that only those in GENIE_TLS_CA are trusted. Both contexts verify the host name.
+        raise ValueError("GENIE_TLS_KEY is set without GENIE_TLS_CERT: set GENIE_TLS_CERT to the client's certificate")
+    # `create_default_context` trusts the system's CAs, `PROTOCOL_TLS_CLIENT` none. Both verify the host name.
     context = SSLContext(ssl_module.PROTOCOL_TLS_CLIENT) if ca else ssl_module.create_default_context()
     context.minimum_version = MIN_VERSION
     if ca:
@@ -187,7 +184,7 @@ def tls_context() -> SSLContext:
 
 
 def check_token(token: Token | None) -> Token | None:
-    """Return the argument `token`. Raises TypeError if it is neither a string nor a function that returns one."""
+    """Return the token unchanged. Raises TypeError if it is neither a string nor a function that can return one."""
     if token is None or isinstance(token, str):
         return token
     if not callable(token) or inspect.iscoroutinefunction(token):
@@ -200,17 +197,19 @@ def check_token(token: Token | None) -> Token | None:
 def resolve_token(token: Token | None = None) -> str | None:
     """Return the token to authenticate with: the argument, else GENIE_TOKEN, else the word in GENIE_TOKEN_FILE.
 
-    A client calls this function for each connection. Returns None if no token is configured, or if the argument is, or
-    returns, an empty string.
+    If the argument is a function, it is called. Returns None if no token is configured, or if the argument or the result of
+    the function is an empty string.
 
     Raises:
-        Exception: whatever a function that was given as the token raises.
+        Exception: the exception of the function.
         ValueError: if the file can't be read, or does not contain exactly one word. So the file of a server that lists
             several principals is rejected.
 
     """
+    if callable(token):
+        return token() or None
     if token is not None:
-        return (token if isinstance(token, str) else token()) or None
+        return token or None
     environment_token = os.environ.get("GENIE_TOKEN")
     if environment_token:
         return environment_token
@@ -219,7 +218,7 @@ def resolve_token(token: Token | None = None) -> str | None:
 
 
 def _read_token_file(path: str) -> str:
-    """Return the token in a client's token file. Raises ValueError unless the file contains exactly one word."""
+    """Return the token in a client's token file. Raises ValueError if the file does not contain exactly one word."""
     try:
         with Path(path).open(encoding="utf-8") as file:
             words = file.read(MAX_TOKEN_FILE_CHARACTERS).split()
@@ -232,24 +231,25 @@ def _read_token_file(path: str) -> str:
 
 
 def resolve_note(note: str | None = None) -> str | None:
-    """Return the note of a client: the argument, else `PROGRAM PID@HOST`. An empty string means no note: None."""
-    return (current_process().default_note() if note is None else note) or None
+    """Return the note of a client: the argument, else `PROGRAM PID@HOST`. Returns None if the argument is an empty string."""
+    if note is None:
+        note = current_process().default_note()
+    return note or None
 
 
 def resolve_namespace(namespace: str | None = None) -> str | None:
-    """Return the namespace to connect to: the argument, else GENIE_NAMESPACE unless that variable is empty.
+    """Return the namespace to connect to: the argument, else GENIE_NAMESPACE.
 
-    Returns None if neither is given. Then the server uses the first of its namespaces.
-
-    Raises:
-        ValueError: if the namespace is not a valid name.
-
+    Returns None if neither is given, or the variable is empty. Then the server uses the first of its namespaces. Raises
+    ValueError if the namespace is not a valid name.
     """
     source = "namespace"
     if namespace is None:
         source = "GENIE_NAMESPACE"
         namespace = os.environ.get(source) or None
-    problem = None if namespace is None else diagnostics.namespace_error(namespace)
+    if namespace is None:
+        return None
+    problem = diagnostics.namespace_error(namespace)
     if problem is not None:
         raise ValueError(f"{source} {problem}, not {namespace!r}")
     return namespace

@@ -8,28 +8,28 @@ from datetime import timedelta
 
 from genie.protocol.limits import MAX_TIMEOUT_MS
 
-SUSPECTED_FROM_S = 10_000
-"""A number of at least this size may be meant in milliseconds, the unit of the protocol: 60000 for a minute."""
+SUSPICIOUS_S = 10_000
+"""From this many seconds on, the number may have been meant in milliseconds, the unit of the protocol: 60000 for a minute."""
 
-_warned_of: set[str] = set()
-"""The names of the arguments for which a warning was emitted, so that it is emitted once for each."""
+_warned_names: set[str] = set()
+"""The names of the arguments for which a warning was emitted. Each is warned about once."""
 
 
 def to_seconds(duration: float | timedelta, name: str) -> float:
-    """Return a duration in seconds. `name` is the name of the argument.
+    """Return a duration in seconds. `name` is the name of the argument, for the warning.
 
-    The first plain number of `SUSPECTED_FROM_S` or more emits a UserWarning, which names both units. The caller rejects
-    a number that is too great.
+    The first number of `SUSPICIOUS_S` or more for an argument emits a UserWarning, because it may be in milliseconds. The
+    range is not checked here: the caller rejects a number that is too great.
     """
     if isinstance(duration, timedelta):
         return duration.total_seconds()
-    if SUSPECTED_FROM_S <= duration <= MAX_TIMEOUT_MS / 1000 and name not in _warned_of:
-        _warned_of.add(name)
-        _warn(duration, name)
+    if SUSPICIOUS_S <= duration <= MAX_TIMEOUT_MS / 1000 and name not in _warned_names:
+        _warned_names.add(name)
+        _warn_of_milliseconds(duration, name)
     return duration
 
 
-def _warn(seconds: float, name: str) -> None:
+def _warn_of_milliseconds(seconds: float, name: str) -> None:
     """Emit the warning at the line of the program that called Genie."""
     warnings.warn(
         f"{name}={seconds!r} is in seconds, that is {timedelta(seconds=seconds)}. If milliseconds are meant, "
@@ -40,7 +40,7 @@ def _warn(seconds: float, name: str) -> None:
 
 
 def _stack_level() -> int:
-    """Return the `stacklevel` of the first frame outside of this package, counted from the caller."""
+    """Return the `stacklevel` argument of `warnings.warn` for the innermost frame outside of the package `genie`."""
     frame = inspect.currentframe()
     level = 0
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("genie."):

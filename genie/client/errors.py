@@ -26,7 +26,7 @@ SUCCESS = "success"
 
 
 def not_granted_error(released: Released.Payload, find_hint: Callable[[list[Blocker]], str]) -> LockError:
-    """Return the error for a waiting request that the server ended before it was granted.
+    """Return the error for a request that ended before it was granted, from the `released` message.
 
     `find_hint` is called only for a queue timeout, with the blockers of the request. It returns a text about a possible
     mistake of the program, or an empty string.
@@ -57,11 +57,11 @@ def lock_lost(released: Released.Payload) -> LockLost:
     """Return the error for a granted lock that the server ended, from the `released` message."""
     match released.reason:
         case "transaction-timeout":
-            held_text = f"was held for {released.held / 1000:.3f} s, which is " if released.held else "was held for "
-            message = f"lock {released.id} {held_text}longer than its transaction timeout"
+            duration = f"{released.held / 1000:.3f} s, which is longer" if released.held else "longer"
+            message = f"lock {released.id} was held for {duration} than its transaction timeout"
             return TransactionTimeout(message, id=released.id)
         case "disconnected":
-            return Disconnected(f"lock {released.id} ended with the connection that it was bound to", id=released.id)
+            return Disconnected(f"lock {released.id} ended with the session that it was bound to", id=released.id)
         case "success":
             return LockLost(f"lock {released.id} was released by its id, not by its holder", id=released.id)
         case reason:
@@ -69,14 +69,14 @@ def lock_lost(released: Released.Payload) -> LockLost:
 
 
 def lock_ended(released: Released.Payload) -> LockLost:
-    """Return the error for extending a lock that had ended before, maybe because another client released it."""
+    """Return the error for the extension of a lock that had ended before, for example because another client released it."""
     if released.reason == SUCCESS:
         return already_released(released.id)
     return lock_lost(released)
 
 
 def session_expired(id: int) -> Disconnected:
-    """Return the error for a lock bound to its session, after the client was disconnected for the session timeout."""
+    """Return the error for a lock that ended because its client was disconnected for the session timeout."""
     return Disconnected(f"lock {id} ended with its session: no server has answered within its session_timeout", id=id)
 
 
@@ -88,12 +88,12 @@ def session_taken_over(id: int) -> Disconnected:
 
 
 def client_closed(id: int) -> Disconnected:
-    """Return the error for a lock bound to its session, after the client was closed."""
+    """Return the error for a lock that ended because its client was closed."""
     return Disconnected(f"lock {id} ended with its session: the client was closed", id=id)
 
 
 def already_released(id: int) -> LockLost:
-    """Return the error for an operation on a lock that was released before."""
+    """Return the error for a call on a lock that was released before."""
     return LockLost(f"lock {id} was released", id=id)
 
 
@@ -120,22 +120,23 @@ def session_lost(id: int) -> LockLost:
 def from_error_reply(reply: Error.Payload) -> GenieError:
     """Convert an `error` reply of the server to an exception."""
     if reply.code == Code.UNAVAILABLE:
-        # The message of a follower ends with the leader's address already: do not add it twice.
-        leader = f" (the leader is {reply.leader})" if reply.leader and not reply.message.endswith(reply.leader) else ""
-        return Unavailable(f"{reply.message}{leader}")
+        message = reply.message
+        if reply.leader and not message.endswith(reply.leader):
+            message = f"{message} (the leader is {reply.leader})"
+        return Unavailable(message)
     return RequestRejected(reply.code, reply.message, ref=reply.ref, id=reply.id)
 
 
 def copy_rejection(error: RequestRejected) -> RequestRejected:
-    """Copy an error, to raise it in another call. Raising one exception object twice would mix up its tracebacks."""
+    """Copy an error, to raise it in another call. An exception object that is raised twice has the traceback of both."""
     return RequestRejected(error.code, error.message, ref=error.ref, id=error.id)
 
 
 def copy_lock_lost(error: LockLost) -> LockLost:
-    """Copy an error, to raise it in another call. Raising one exception object twice would mix up its tracebacks."""
+    """Copy an error, to raise it in another call. An exception object that is raised twice has the traceback of both."""
     return type(error)(str(error), id=error.id)
 
 
 def reject_pickling(client: object) -> NoReturn:
-    """Raise TypeError because a client is pickled, for example as an argument of a function for another process."""
+    """Raise TypeError because a client is being pickled, for example to pass it to another process."""
     raise TypeError(f"a {type(client).__name__} of genie can't be pickled: make a new client in the other process")

@@ -1,9 +1,9 @@
-"""Hands the results of calls over from the background thread of the client for threads to the calling threads.
+"""Passes the outcomes of calls from the background thread of a client of `genie.sync` to the calling threads.
 
 A signal handler may raise an exception at any point of the main thread: Ctrl-C, a soft time limit, an alarm. Such an
-exception inside `concurrent.futures.Future` or `threading.Event` can leave their internal lock held for ever, and the
-background thread, which completes all calls, would block on that lock. Here the caller only waits on a mutex that belongs to
-this one wait, and only the background thread releases it. So an interrupted caller leaves no mutex held.
+exception inside `concurrent.futures.Future` or `threading.Event` can leave their internal lock held for ever. The background
+thread, which completes all calls, would then block on that lock. So here each wait has a mutex of its own, on which only the
+caller waits, and which only the background thread releases. An interrupted caller leaves no mutex held.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ T = TypeVar("T")
 class Handover(Generic[T]):
     """The outcome of one call: the background thread sets it once, and one calling thread waits for it."""
 
-    __slots__ = ("_arrived", "_done", "_result", "error")
+    __slots__ = ("_done", "_pending", "_result", "error")
 
     def __init__(self) -> None:
         self._result: T | None = None
         self.error: BaseException | None = None
-        """The error of the call; None: the call has succeeded, or has no outcome yet."""
+        """The error of the call. None if the call has succeeded, or has no outcome yet."""
         self._done = False
         """True if there is an outcome, or the caller has abandoned the call."""
-        self._arrived = _thread.allocate_lock()
-        """Held until the outcome arrives. The background thread releases it."""
-        self._arrived.acquire()
+        self._pending = _thread.allocate_lock()
+        """A mutex that is held until the background thread sets the outcome."""
+        self._pending.acquire()
 
     def done(self) -> bool:
         """Return whether there is an outcome, or the caller has abandoned the call."""
@@ -39,27 +39,27 @@ class Handover(Generic[T]):
     # -- in the background thread ---------------------------------------------------------------------------
 
     def set_result(self, result: T) -> None:
-        """Complete the call with a result. Call this method at most once, as `set_exception`."""
+        """Complete the call with a result. A call is completed only once, by this method or by `set_exception`."""
         self._result = result
         self._done = True
-        self._arrived.release()
+        self._pending.release()
 
     def set_exception(self, exception: BaseException) -> None:
         """Complete the call with an error."""
         self.error = exception
         self._done = True
-        self._arrived.release()
+        self._pending.release()
 
     def abandon(self) -> None:
-        """Ignore the outcome, because the caller was interrupted and no longer waits."""
+        """Mark the call as done without an outcome, because the caller was interrupted and no longer waits."""
         self._done = True
 
     # -- in the calling thread ------------------------------------------------------------------------------
 
     def wait(self) -> None:
-        """Wait until there is an outcome. The background thread limits the time."""
+        """Wait until there is an outcome. Has no time limit: the background thread completes each call in time."""
         if not self._done:
-            self._arrived.acquire()
+            self._pending.acquire()
 
     def result(self) -> T:
         """Wait for the outcome. Return the result, or raise the error."""
@@ -70,18 +70,18 @@ class Handover(Generic[T]):
 
 
 class Guard(weakref.ref[Any]):
-    """Reports that a context or watch of the caller was garbage collected without having been ended.
+    """Detects that the caller's context or watch (`owner`) was garbage collected without having been ended.
 
     This happens if a signal handler raises an exception before the first instruction of `__exit__`. A method `__del__` would
-    also detect it, but an exception of a signal handler inside `__del__` is lost. So the callback of this weak reference is a
-    function in C.
+    also detect it, but Python drops an exception that a signal handler raises inside `__del__`. So the callback of this weak
+    reference is `deque.append`, a function in C, during which no signal handler runs.
     """
 
     __slots__ = ("owned",)
 
     def __init__(self, owner: object, dropped: deque[Guard], owned: Any) -> None:  # noqa: ARG002 - used by __new__
         self.owned = owned
-        """The request or the watch that must be ended."""
+        """The request or the subscription of the owner, which must be ended with it."""
 
     def __new__(cls, owner: object, dropped: deque[Guard], owned: Any) -> Self:  # noqa: ARG004 - used by __init__
         """Make a guard that appends itself to `dropped` when `owner` is garbage collected."""
@@ -96,22 +96,25 @@ class LostEvent:
     def __init__(self) -> None:
         self._is_set = False
         self._waiters: deque[Any] = deque()
-        """A held lock for each waiting thread."""
+        """A held mutex for each waiting thread."""
 
     def is_set(self) -> bool:
         """Return whether the lock is lost."""
         return self._is_set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the lock is lost, or the timeout in seconds has passed. Returns whether the lock is lost."""
+        """Wait until the lock is lost, or `timeout` seconds have passed. Returns whether the lock is lost.
+
+        Without a timeout, the wait has no limit.
+        """
         if self._is_set:
             return True
         waiter = _thread.allocate_lock()
         waiter.acquire()
         self._waiters.append(waiter)
-        if not self._is_set:  # else `set` may not have seen the waiter
+        if not self._is_set:  # `set` may have run before the waiter was appended
             waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
-        with contextlib.suppress(ValueError):  # `set` has removed it
+        with contextlib.suppress(ValueError):  # raised if `set` has removed the waiter
             self._waiters.remove(waiter)
         return self._is_set
 

@@ -1,12 +1,12 @@
-"""The handshakes of the successive connections of a session, and the reasons for which the client closes a connection or
-gives up.
+"""The handshakes of the successive connections of a session. Also records why the client closes a connection or gives up.
 
 Every connection begins with `hello` and a `ping`. The server replies with `welcome`, then with the state of the session's
 requests (resumption), then with `pong`. The client sends nothing else before it has received `pong`.
 
-Takeovers: if a newer connection sends the same secret, the server ends the older one with `session-taken-over`. One takeover
-may be the client's own, whose earlier connection the server still had. Several in a row are the work of another process with
-the same secret, which reconnects as often as this one. Then the client ends.
+Takeovers: if a newer connection sends the same secret, the server ends the older one with `session-taken-over`. A client may
+take over its own session once, when it reconnects before the server has noticed the end of the earlier connection. If several
+connections in a row end by a takeover, another process with the same secret reconnects as often as this one. Then the client
+ends.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from genie.errors import Code, GenieError, RequestRejected, Unavailable
 from genie.protocol import messages
 
 FINAL_ERRORS: Final = frozenset({Code.UNAUTHORIZED, Code.UNKNOWN_NAMESPACE, Code.UNSUPPORTED_PROTOCOL})
-"""Error codes in reply to `hello` that are reported to the callers, because a retry would not help."""
+"""Error codes in reply to `hello` that are reported to the callers, because a retry at this server would not help."""
 
 MAX_TAKEOVERS: Final = 3
-"""Number of connections in a row that end by a takeover, after which the client ends."""
+"""The client ends when this number of connections in a row has ended by a takeover."""
 
 
 class Phase(Enum):
@@ -47,8 +47,8 @@ class Handshake:
     Args:
         secret: the secret that identifies the session to the server.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
-        namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
-        note: sent with every `hello`, as the note of all requests without one. None: no note.
+        namespace: the namespace of all commands, which the server must confirm. None means the server's first namespace.
+        note: the note of all requests without a note of their own, or None.
 
     """
 
@@ -59,20 +59,21 @@ class Handshake:
         self.connected_at = 0.0
         """When `hello` was sent on the current connection."""
         self.close_reason = ""
-        """Why the I/O layer must close the current connection, for example because the server is silent. Empty: the
-        connection is fine."""
+        """Why the I/O layer must close the current connection, for example because the server is silent. Empty if it need not
+        be closed."""
         self.redirect: str | None = None
-        """The leader's address that a follower named. Empty: the follower knows no leader. None: the server has not
-        replied that it is a follower."""
+        """If the server has replied that it is a follower: the leader's address, or an empty text if the follower knows no
+        leader. Otherwise None."""
         self.server = ""
         """Version and build of the last server that accepted a `hello`."""
         self.final_error: RequestRejected | None = None
-        """The error of the last `hello` that no retry can fix. The I/O layer resets it before each attempt."""
+        """The error (one of `FINAL_ERRORS`) in reply to the `hello` of the current attempt, or None. The I/O layer resets it
+        before each attempt."""
         self.has_ended = False
-        """True if the client must not connect again, because other processes use its session."""
+        """True if the client must not connect again, because another process uses its session."""
         self._rejection: RequestRejected | None = None
         """The error that ended the client, or the error of the last server if all servers have rejected this client for
-        good."""
+        good. Otherwise None."""
         self._takeovers = 0
         """Number of connections in a row that have ended by a takeover."""
         self._is_taken_over = False
@@ -85,32 +86,32 @@ class Handshake:
 
     @property
     def rejection(self) -> RequestRejected | None:
-        """The error that ended the client, or with which all servers rejected it in the last round of attempts, or None."""
+        """A copy of the error that ended the client, or with which the servers have rejected it for good; else None."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
     def use_token(self, token: str | None) -> None:
-        """Send a token with the next `hello`, for authentication. Raises ValueError if it is too long."""
+        """Send this token with the next `hello`, for authentication. Raises ValueError if it is empty or too long."""
         self._hello = self._make_hello(token=token)
 
     def on_round_failed(self, rejections: Sequence[RequestRejected | None]) -> None:
         """Record a failed round of connection attempts.
 
         `rejections` has one entry for each attempt: the error with which the server rejected the client for good, or
-        None for any other failure. The client gives up only if every server rejected it for good, because any other
-        server may accept the client in the next round.
+        None for any other failure. Calls fail with the last rejection if all attempts were rejected. Otherwise a server may
+        still accept the client in the next round.
         """
         is_rejected_by_all = bool(rejections) and None not in rejections
         if not self.has_ended:
             self._rejection = rejections[-1] if is_rejected_by_all else None
 
     def request_close(self, reason: str) -> None:
-        """Make the I/O layer close the connection. `close_reason` keeps the first reason of several calls."""
+        """Make the I/O layer close the connection. If this method is called several times, the first reason counts."""
         self.close_reason = self.close_reason or reason
 
     # -- events of the connection -------------------------------------------------------------------------
 
     def on_connected(self, now: float) -> list[bytes]:
-        """Start the handshake on a new connection. Returns the commands to send."""
+        """Start the handshake on a new connection. Returns the encoded commands to send."""
         self.phase = Phase.HANDSHAKE
         self.connected_at = now
         self.connection_number += 1
@@ -119,7 +120,10 @@ class Handshake:
         return [self._hello, commands.RESUMPTION_PING]
 
     def on_welcome(self, welcome: messages.Welcome.Payload) -> bool:
-        """Begin the resumption, and return True, unless the server has another protocol version or namespace."""
+        """Begin the resumption, and return True.
+
+        If the server has another protocol version or namespace, request the end of the connection, and return False.
+        """
         if welcome.protocol != commands.PROTOCOL:
             code = Code.UNSUPPORTED_PROTOCOL
             problem = f"the server speaks protocol {welcome.protocol}, not {commands.PROTOCOL}"
@@ -136,7 +140,7 @@ class Handshake:
         return False
 
     def on_error(self, error: GenieError, leader: str | None) -> None:
-        """Close the connection after `unavailable`, and after any error during the handshake.
+        """Handle an error reply: request the end of the connection after `unavailable`, and after any error in a handshake.
 
         `leader` is the address of the leader if the error is from a follower that knows it.
         """
@@ -145,14 +149,14 @@ class Handshake:
                 self.final_error = error
             if error.code == Code.SESSION_TAKEN_OVER and error.ref is None:
                 self._is_taken_over = True
-        unavailable = isinstance(error, Unavailable)
-        if unavailable or self.phase is not UP:
+        is_unavailable = isinstance(error, Unavailable)
+        if is_unavailable or self.phase is not UP:
             self.request_close(f"the server answered: {error}")
-        if unavailable:
+        if is_unavailable:
             self.redirect = leader or ""
 
     def on_disconnected(self) -> bool:
-        """Record the end of the connection. Returns whether it ends the client, because other processes use its session."""
+        """Record the end of the connection. Returns True if the client has ended, because another process uses its session."""
         self.phase = Phase.DOWN
         self._takeovers = self._takeovers + 1 if self._is_taken_over else 0
         self._is_taken_over = False

@@ -1,8 +1,8 @@
 """Detects requests that timed out waiting for a lock of the same process.
 
-A request does not wait for locks of its own transaction, but the server recognizes a transaction only by the
-`transaction` name. A program that forgets to pass it blocks itself until the queue timeout. The server can't detect
-this. The client can, since it knows the ids of the locks that this process holds.
+A request does not wait for locks of its own transaction, but the server knows a transaction only by its name. So a program
+that forgets the argument `transaction` blocks itself until the queue timeout. The server can't detect this. The client can,
+since it knows the ids of the locks that this process holds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _clients_mutex = threading.Lock()
 
 
 def register(requests: LiveRequests) -> None:
-    """Add the requests of a new client. They are removed automatically when the client is garbage collected."""
+    """Add the requests of a new client. They disappear when the client is garbage collected."""
     with _clients_mutex:
         _clients.add(requests)
 
@@ -36,20 +36,31 @@ def self_blocking_hint(request: Request, own_requests: LiveRequests, blockers: S
     """
     for blocker in blockers:
         both_have_transactions = blocker.transaction is not None and request.transaction is not None
-        is_pool = blocker.units is not None  # a pool is meant to be shared
-        if blocker.state != "held" or both_have_transactions or is_pool:
+        has_units = blocker.units is not None
+        if blocker.state != "held" or both_have_transactions or has_units:
             continue
-        if _is_held_by(own_requests, blocker):
-            return _hint_text(blocker, "this client")
-        with _clients_mutex:
-            clients = list(_clients)
-        if any(_is_held_by(requests, blocker) for requests in clients):
-            return _hint_text(blocker, "another client of this process")
+        holder = _find_holder(blocker, own_requests)
+        if holder is not None:
+            return (
+                f"{holder} itself holds {blocker.id}: to lock several times in one transaction, use `tx.lock` in "
+                "client.run_transaction"
+            )
     return ""
 
 
+def _find_holder(blocker: Blocker, own_requests: LiveRequests) -> str | None:
+    """Return "this client" or "another client of this process" if it holds the blocker, else None."""
+    if _is_held_by(own_requests, blocker):
+        return "this client"
+    with _clients_mutex:
+        clients = list(_clients)
+    if any(_is_held_by(requests, blocker) for requests in clients):
+        return "another client of this process"
+    return None
+
+
 def warn_unconfirmed(requests: Sequence[Request], problem: GenieError) -> None:
-    """Log that the release of the locks of a block, whose work has succeeded, was not confirmed."""
+    """Log that the server has not confirmed the release of locks, after the work under these locks has succeeded."""
     names = ", ".join(resource for request in requests for resource in request.resources)
     if isinstance(problem, ConnectionLost):  # the client was closed
         logger.warning(
@@ -61,22 +72,14 @@ def warn_unconfirmed(requests: Sequence[Request], problem: GenieError) -> None:
         logger.warning("the release of %s was not confirmed, and continues in the background: %s", names, problem)
 
 
-def _is_held_by(requests: LiveRequests, blocker: Blocker) -> bool:
-    """Return whether a blocker is a lock that a client holds. `requests`: the requests of the client.
+def _is_held_by(client_requests: LiveRequests, blocker: Blocker) -> bool:
+    """Return whether a blocker is a lock of the client with these requests.
 
     Ids are unique only within one server, and clients of one process may use several servers. So the name of the
     resource is compared, too.
     """
-    lock = requests.by_id.get(blocker.id)
+    lock = client_requests.by_id.get(blocker.id)
     if lock is None or lock.state is not RequestState.HELD:
         return False
     names = [resource.partition(":")[2] for resource in lock.resources]  # without the mode
     return blocker.resource in names
-
-
-def _hint_text(blocker: Blocker, holder: str) -> str:
-    """Return the hint that `holder`, a client of this process, holds the lock that the request waited for."""
-    return (
-        f"{holder} itself holds {blocker.id}: to lock several times in one transaction, use `tx.lock` in "
-        "client.run_transaction"
-    )

@@ -15,8 +15,8 @@ from genie.protocol.messages import InspectedRow, InspectedRows
 class Holder:
     """A lock that is held.
 
-    `resources` are the first ten resources of the lock (`shared:NAME`, `exclusive:NAME`, `2/10:NAME`; the exclusive ones
-    first), and `resources_total` is the number of all its resources. `since` is the Unix time of the grant in seconds, like
+    `resources` are the first ten resources of the lock as `shared:NAME`, `exclusive:NAME` or `2/10:NAME`, the exclusive ones
+    first. `resources_total` is the number of all its resources. `since` is the Unix time of the grant in seconds, like
     `time.time()`. `expires_in` is the number of seconds until `transaction_timeout`, counted from the server's reply.
     """
 
@@ -37,9 +37,9 @@ class Waiter:
     """A request that waits.
 
     `since` is the Unix time in seconds at which the request arrived. `expires_in` is the number of seconds until its
-    `queue_timeout`, counted from the server's reply. None: the request waits without a limit. `blockers` are the first ten
-    requests that block it, and `blockers_total` is the number of all blockers (a lower bound above 1,000). The other fields
-    have the same meaning as in `Holder`.
+    `queue_timeout`, counted from the server's reply, or None if the request waits without a limit. `blockers` are the first
+    ten requests that block it, and `blockers_total` is the number of all blockers. Above 1,000 that number is a lower bound.
+    The other fields have the same meaning as in `Holder`.
     """
 
     id: int
@@ -71,7 +71,7 @@ class Inspection:
 def parse_inspected(payload: dict[str, Any]) -> Inspection:
     """Convert the payload of an `inspected` message to Python objects, with times in seconds instead of milliseconds.
 
-    Raises GenieError if the fields don't match, for example because the server has another version.
+    Raises GenieError if a field is missing or has another type, for example because the server has another version.
     """
     try:
         rows = msgspec.convert(payload, InspectedRows)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from genie.client.commands import Extend, Release, Request, RequestState
 
 MIN_SCAN_INTERVAL_PER_REQUEST_S = 1e-6
-"""Minimum time between two scans of all requests, per request. It bounds the share of CPU time that scans take."""
+"""Minimum time between two scans of all requests, for each request. It limits the share of CPU time that scans take."""
 
 
 @dataclass(slots=True)
@@ -18,7 +18,7 @@ class TimerEvents:
     expired: list[Request] = field(default_factory=list)
     """Held locks whose transaction timeout has passed, or whose lease has ended."""
     renewing: list[Request] = field(default_factory=list)
-    """Held locks that must be extended now, because they have a watchdog."""
+    """Held locks that their watchdog must extend now."""
     overdue: list[Request] = field(default_factory=list)
     """Waiting requests whose response deadline has passed."""
 
@@ -26,10 +26,9 @@ class TimerEvents:
 class LiveRequests:
     """The requests of a client that wait, are held, or are being released, with their timers.
 
-    A request that has ended, or whose lock is lost, is removed.
-
-    The client also detects an expired lock by its own clock, because it may be disconnected. It counts the timeout from the
-    time at which it sent the answered command, so the lock never ends at the server before it ends at the client.
+    Times are in seconds of the monotonic clock. The client detects an expired lock by this clock, because it may be
+    disconnected. It counts the timeout of a lock from the time at which it sent the answered command. So the lock never
+    ends at the server before it ends at the client.
     """
 
     def __init__(self) -> None:
@@ -37,34 +36,31 @@ class LiveRequests:
         self.by_id: dict[int, Request] = {}
         """The requests whose id the server has sent."""
         self.next_timer = math.inf
-        """The time at which `collect_timers` must be called; inf: never."""
+        """When `collect_timers` must be called. Infinite if there is no timer."""
 
     # -- the index ----------------------------------------------------------------------------------------
 
     def add(self, request: Request, response_deadline: float) -> None:
-        """Add a new request, whose caller gives up at the deadline. A reconnect does not move the deadline."""
+        """Add a new request, whose caller gives up at `response_deadline`, even if the client reconnects in between."""
         self.by_ref[request.ref] = request
         request.response_deadline = response_deadline
         self.next_timer = min(self.next_timer, response_deadline)
 
     def set_id(self, request: Request, new_id: int) -> None:
-        """Store the id that the server assigned to a request, and drop its previous id.
-
-        A request that is sent again may get a different id.
-        """
+        """Store the id that the server assigned to a request. A request that is sent again may get another id."""
         if request.id != new_id:
             self.by_id.pop(request.id, None)
             request.id = new_id
             self.by_id[new_id] = request
 
     def clear_grant(self, request: Request) -> None:
-        """Reset the id and the fencing token of a waiting request to unknown (0), because the server may assign new ones."""
+        """Forget the id and the fencing token of a waiting request, because the server may assign new ones."""
         self.by_id.pop(request.id, None)
         request.id = 0
         request.fence = 0
 
     def remove(self, request: Request) -> None:
-        """Remove a request that has ended, or that was detached."""
+        """Remove a request that has ended, whose lock is lost, or that was detached."""
         self.by_ref.pop(request.ref, None)
         self.by_id.pop(request.id, None)
 
@@ -82,7 +78,7 @@ class LiveRequests:
         )
 
     def releases_by_ref(self) -> list[Release]:
-        """Return the unconfirmed releases that identify their request by its `ref`, since its id is not known."""
+        """Return the unconfirmed releases that have the `ref` of their request, because its id is not known."""
         releases = [request.release for request in self.by_ref.values() if request.release is not None]
         return [release for release in releases if not release.id]
 
@@ -91,8 +87,8 @@ class LiveRequests:
     def start_hold(self, request: Request, since: float, remaining: float | None = None) -> None:
         """Start the expiry timer of a lock that the server has granted, extended or confirmed.
 
-        The lock expires `remaining` seconds after `since`; None: its transaction timeout after `since`. If the lock has
-        a watchdog, the client extends the lock when a third of these seconds has passed.
+        The lock expires `remaining` seconds after `since`. None stands for its transaction timeout. If the lock has a
+        watchdog, the client extends the lock when a third of these seconds has passed.
         """
         duration_s = request.transaction_timeout if remaining is None else remaining
         request.expires_at = since + duration_s
@@ -103,9 +99,9 @@ class LiveRequests:
         self.next_timer = min(self.next_timer, ends_at)
 
     def limit_hold(self, request: Request, extend: Extend) -> None:
-        """Let a held lock expire earlier if an extension that is being sent shortens the lock.
+        """Expire a held lock earlier on this client's clock if an extension that is being sent shortens the lock.
 
-        The server may execute the extension although no answer arrives.
+        The client does not wait for the answer, because the server may execute the extension even if no answer arrives.
         """
         request.last_extension = extend.ref
         ends_at = extend.sent_at + extend.transaction_timeout
@@ -115,16 +111,16 @@ class LiveRequests:
             self.next_timer = min(self.next_timer, ends_at)
 
     def renew_all(self, now: float) -> None:
-        """Make all watchdogs extend their locks now: the last extensions may have been lost with the old connection."""
+        """Make all watchdogs extend their locks now, because extensions may have been lost with the earlier connection."""
         for request in self.by_id.values():
             if request.watchdog and request.state is RequestState.HELD:
                 request.renew_at = now
                 self.next_timer = now
 
     def collect_timers(self, now: float) -> TimerEvents:
-        """Return the requests whose timers have fired, and compute `next_timer` from the timers that have not.
+        """Return the requests whose timers have fired, and set `next_timer` to the earliest of the other timers.
 
-        The timer of a fired watchdog is restarted. The caller must end the expired and the overdue requests.
+        The timer of a watchdog that has fired is restarted. The caller must end the expired and the overdue requests.
         """
         fired = TimerEvents()
         next_timer = math.inf
@@ -143,6 +139,6 @@ class LiveRequests:
                     fired.renewing.append(request)
                 next_timer = min(next_timer, request.hold_ends_at, request.renew_at)
             # A RELEASING request has no timer here.
-        # Many timers at different times must not cause a scan for each of them.
-        self.next_timer = max(next_timer, now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref))
+        earliest_scan_at = now + MIN_SCAN_INTERVAL_PER_REQUEST_S * len(self.by_ref)  # one scan for several timers
+        self.next_timer = max(next_timer, earliest_scan_at)
         return fired

@@ -1,4 +1,4 @@
-"""`once`: a job that only one of several machines runs each time, and that no machine repeats for some time afterwards."""
+"""The decorator `once`: one of several machines runs a job, and no machine runs it again for some time afterwards."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class OnceDecorator(Protocol):
 
 
 def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
-    """Decorate a job that another process must not run now, or within `hold` seconds after it has succeeded here.
+    """Decorate a job that no other process may run while it runs, or within `hold` seconds after it has succeeded.
 
-    The job may be a function or a coroutine function. Each call opens a client, so the decorated job also works in processes
-    that were forked. It returns None if the job was skipped.
+    The job may be a function or a coroutine function. The decorated job returns None if the job was skipped, because another
+    process holds the lock. Each call opens a client, so the decorated job also works in processes that were forked.
 
-    The client extends the lock while the job runs, releases the lock if the job raises an error, and otherwise leaves it held
-    for `hold` seconds. If the server can't confirm the last extension, the client logs a warning, and the lock
-    ends with its current timeout: a job that has succeeded is not repeated at once.
+    The client extends the lock while the job runs. It releases the lock if the job raises an error, and otherwise leaves the
+    lock held for `hold` seconds. If the server does not confirm the last extension, the client logs a warning, and the lock
+    stays held until its current timeout: a job that has succeeded is not repeated at once.
 
     Args:
         name: the resource that stands for the job, as in `client.acquire`.
@@ -49,8 +49,8 @@ def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
 
     The decorated job raises the errors of the job, and
 
-    - LockLost if the lock was lost. A coroutine is cancelled then, a function runs to its end.
-    - Unavailable if no server accepts the client: the job does not run.
+    - LockLost if the lock was lost. A coroutine is then cancelled, but a function runs to its end.
+    - Unavailable if no server accepts the client. The job does not run then.
 
     Raises:
         ValueError, TypeError: if `name` or `hold` is invalid, or the job is a generator function.
@@ -60,7 +60,7 @@ def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
 
     def decorate(job: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(job) or inspect.isasyncgenfunction(job):
-            raise TypeError(f"a job is a function or a coroutine function, and {job!r} is a generator function")
+            raise TypeError(f"a job must be a function or a coroutine function, not the generator function {job!r}")
         if inspect.iscoroutinefunction(job):
 
             @functools.wraps(job)
@@ -79,6 +79,7 @@ def once(name: str, hold: float | timedelta, **options: Any) -> OnceDecorator:
 
 
 def _run_function(job: Callable[[], Any], name: str, hold: float | timedelta, options: dict[str, Any]) -> Any:
+    """Run a job under its lock, and return its result, or None if it was skipped. `options` are those of `connect`."""
     with sync.connect(**options) as client, ExitStack() as stack:
         try:
             lock = stack.enter_context(client.lock(name, queue_timeout=0, transaction_timeout=hold, watchdog=True))
@@ -87,19 +88,20 @@ def _run_function(job: Callable[[], Any], name: str, hold: float | timedelta, op
         result = job()
         if inspect.isawaitable(result):
             raise TypeError(
-                "the job has returned a coroutine, which does not run here: decorate the coroutine function itself"
+                f"the job {name!r} has returned a coroutine, which does not run here: decorate the coroutine function itself"
             )
-        id = lock.detach()  # from here on an exception does not release the lock
+        id = lock.detach()  # from here on, an exception does not release the lock
         try:
             client.extend(id, hold)
         except (ConnectionLost, Unavailable) as error:
-            _warn(name, error)
+            _warn_not_extended(name, error)
         return result
 
 
 async def _run_coroutine(
     job: Callable[[], Coroutine[Any, Any, Any]], name: str, hold: float | timedelta, options: dict[str, Any]
 ) -> Any:
+    """Do the same as `_run_function` for a coroutine function."""
     async with aio.connect(**options) as client, AsyncExitStack() as stack:
         try:
             lock = await stack.enter_async_context(
@@ -108,15 +110,15 @@ async def _run_coroutine(
         except QueueTimeout:
             return None
         result = await job()
-        id = lock.detach()  # from here on an exception does not release the lock
+        id = lock.detach()  # from here on, an exception does not release the lock
         try:
             await client.extend(id, hold)
         except (ConnectionLost, Unavailable) as error:
-            _warn(name, error)
+            _warn_not_extended(name, error)
         return result
 
 
-def _warn(name: str, error: Exception) -> None:
+def _warn_not_extended(name: str, error: Exception) -> None:
     logger.warning(
         "the job %s has succeeded, but its lock was not extended, and ends with its current timeout: %s", name, error
     )

@@ -1,4 +1,4 @@
-"""The functions of the process that clients use. A simulated world replaces them."""
+"""The functions with which clients use their process. A simulation replaces them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process of clients."""
+    """The functions with which clients use their process."""
 
     default_note: Callable[[], str] = default_note
     """Returns the note of clients without a note of their own."""
@@ -33,14 +33,14 @@ _current = Process()
 
 
 def current_process() -> Process:
-    """Return the process of the clients that are made now."""
+    """Return the process functions that new clients use."""
     return _current
 
 
 @contextmanager
 def use_process(process: Process) -> Iterator[None]:
-    """Use another process for the clients that are made within this context."""
-    global _current  # noqa: PLW0603 - for all threads of a test
+    """Replace the process functions of the clients that are made within this context, in all threads."""
+    global _current  # noqa: PLW0603 - not a context variable, because that is for one thread
     previous, _current = _current, process
     try:
         yield

@@ -1,4 +1,4 @@
-"""The requests of a client: they are sent, granted or rejected, held, extended and released, also across connections.
+"""The requests of a client across its connections: sends, extends and releases them, and handles the server's messages.
 
 The `ref` of a request identifies the request until it ends: every `locked`, `released` and `error` with this `ref` is about
 the request, also if the server sends the message unsolicited. A request whose id is not known yet is cancelled by its `ref`:
@@ -40,16 +40,16 @@ from genie.client import errors, hints
 from genie.client.calls import Calls
 from genie.client.commands import Extend, Outcome, Release, Request, RequestState
 from genie.client.handshake import UP, Handshake
-from genie.client.keepalive import MIN_LEASE, SessionLease
+from genie.client.keepalive import MIN_LEASE_SHARE, SessionLease
 from genie.client.live_requests import LiveRequests
 from genie.errors import Code, GenieError, LockLost, RequestRejected, Unavailable
 from genie.protocol import messages
 
 MAX_UNKNOWN_GRANTS: Final = 1_000
-"""Number of unanswered releases of locks that the client has not requested. At the next one it closes the connection."""
+"""Maximum number of unanswered releases of locks that the client has not requested. A further one closes the connection."""
 
-MIN_REMAINING: Final = 0.75
-"""If less than this part of the transaction timeout remains for certain when `locked` arrives, the lock is extended before it
+MIN_REMAINING_SHARE: Final = 0.75
+"""If less than this share of the transaction timeout certainly remains when `locked` arrives, the lock is extended before it
 counts as held. So a request that waited for a quarter of the timeout costs one more round trip."""
 
 WAITING: Final = RequestState.WAITING
@@ -58,7 +58,7 @@ ENDED: Final = RequestState.ENDED
 
 
 class Requests:
-    """The requests of one session. `session_timeout` and every `now` are in seconds."""
+    """The requests of one session. `session_timeout` is in seconds, every `now` in seconds of the monotonic clock."""
 
     def __init__(self, handshake: Handshake, calls: Calls, session_timeout: float) -> None:
         self.live = LiveRequests()
@@ -66,7 +66,8 @@ class Requests:
         self._handshake = handshake
         self._calls = calls
         self._unknown_grants: list[Release] = []
-        """Releases of locks that this client has not requested. Answered ones are removed at `MAX_UNKNOWN_GRANTS`."""
+        """Releases of locks that this client has not requested. When there are `MAX_UNKNOWN_GRANTS`, the answered ones are
+        removed."""
         hints.register(self.live)
 
     # -- calls of the client --------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class Requests:
         """Release a lock, or cancel a waiting request.
 
         Returns:
-            The call of the release, which is sent now or on the next connection; None if the request has ended, was
+            The call of the release, which is sent now or on the next connection. None if the request has ended, was
             detached, or is being released already.
 
         """
@@ -107,9 +108,11 @@ class Requests:
     def abandon(self, request: Request, now: float) -> None:
         """Release a request whose caller no longer waits. A request that was never sent ends without a release."""
         request.response_deadline = math.inf
-        if request.state is WAITING and request.first_sent_at is None:
+        was_never_sent = request.state is WAITING and request.first_sent_at is None
+        if was_never_sent:
             self._end(request)
-        self.release(request, now)  # does nothing for an ended request
+        else:
+            self.release(request, now)
 
     def fail(self, request: Request, error: GenieError, now: float) -> None:
         """Fail the caller of a waiting request, and release the request."""
@@ -142,7 +145,7 @@ class Requests:
         request.on_lost = None
 
     def find(self, ref: str | None) -> Request | None:
-        """Return the request with this `ref` that waits, is held or is being released; None if there is none."""
+        """Return the live request with this `ref`, or None."""
         return None if ref is None else self.live.by_ref.get(ref)
 
     def find_held(self, id: int) -> Request | None:
@@ -167,11 +170,11 @@ class Requests:
         self.lose_bound()
         for request in list(self.live.by_ref.values()):
             self.live.remove(request)
-            if request.state is not HELD:
+            if request.state is not HELD:  # a lock that is still held is not lost
                 request.state = ENDED
 
     def on_taken_over(self) -> None:
-        """End all requests and locks: another process uses the session, so it is unknown what happens to them."""
+        """End all requests, and lose all locks: another process uses the session, and may release them at any time."""
         for request in list(self.live.by_ref.values()):
             if request.state is HELD:
                 self._lose(request, errors.session_taken_over(request.id))
@@ -183,7 +186,8 @@ class Requests:
     def on_disconnected(self) -> None:
         """Handle the end of the connection. Requests and locks are kept."""
         self.lease.stop()
-        if self._handshake.phase is UP:  # else the releases of this connection were not sent yet
+        were_releases_sent = self._handshake.phase is UP
+        if were_releases_sent:
             for release in self.live.releases_by_ref():
                 release.maybe_executed = True
 
@@ -205,15 +209,15 @@ class Requests:
                 self._release_without_session(request)
 
     def _lose_unreported(self, request: Request) -> None:
-        """End a lock that the server has not reported.
+        """Handle the loss of a lock that is not in the server's state report.
 
-        The lock is also released, as the server may hold it without a session.
+        The lock is also released, because the server may still hold it without its session.
         """
         self._calls.deferred_releases.append(Release(request.id))
         self._lose(request, errors.session_lost(request.id))
 
     def _release_without_session(self, request: Request) -> None:
-        """Continue a release on a server that lost the session, and with it the `ref` of the request.
+        """Continue a release on a server that has lost the session, and so does not know the `ref` of the request.
 
         The request is released by its id. A request whose id is not known has ended with the session, so its release
         has succeeded.
@@ -231,7 +235,7 @@ class Requests:
 
     def on_resumed(self, now: float) -> None:
         """Send releases and waiting requests, now that the server has sent the state of all requests of the session."""
-        calls, number = self._calls, self._handshake.connection_number
+        calls, connection_number = self._calls, self._handshake.connection_number
         waiting: list[Request] = []
         for request in list(self.live.by_ref.values()):
             if request.state is WAITING:
@@ -239,20 +243,20 @@ class Requests:
             elif request.release is not None:
                 if not request.release.id:  # a release by `ref`; releases by id are in `deferred_releases`
                     calls.unsent_lines.append(request.release.line)
-            elif request.connection_number != number:
+            elif request.connection_number != connection_number:
                 self._lose_unreported(request)
         deferred, calls.deferred_releases = calls.deferred_releases, []
         for release in deferred:
             calls.send(release, now)
         for request in waiting:
-            if request.connection_number == number:  # granted, but too little of the timeout remains
+            if request.connection_number == connection_number:  # granted, but too little of the timeout remains
                 self._renew(request, now)
             else:
                 self.live.clear_grant(request)  # the server may execute the request as a new one
                 self._send(request, now)
 
     def keep_locks(self, now: float) -> None:
-        """Extend the locks with a watchdog, and renew the lease from now on, after the resumption."""
+        """Extend the locks with a watchdog, and start the timer that renews the lease. Called after the resumption."""
         self.live.renew_all(now)
         if self.live.needs_lease:
             self.lease.start(now)
@@ -261,31 +265,36 @@ class Requests:
 
     def on_timer(self, now: float) -> None:
         """Handle the fired timers of all requests: expired locks, watchdogs, and callers that have waited too long."""
-        calls, handshake = self._calls, self._handshake
-        is_up = handshake.phase is UP
         fired = self.live.collect_timers(now)
         for request in fired.expired:
-            session_ended = request.lease.ends_at < request.expires_at
-            is_confirmed = is_up and request.connection_number == handshake.connection_number
-            is_shortening_pending = request.shortened_by in calls.pending
-            # The server may hold the lock for longer than this client, so the client releases it there, if the server may
-            # - still have the session,
-            # - have an earlier clock, because its clock stops during an outage,
-            # - not have executed the extension that shortens the lock.
-            if session_ended or not is_confirmed or is_shortening_pending:
-                calls.send(Release(request.id), now)
-            if session_ended:
-                self._lose(request, errors.session_expired(request.id))
-            else:
-                self._lose(request, errors.expired_locally(request.id, request.transaction_timeout))
-        for request in fired.renewing if is_up else ():
-            self._renew(request, now)
+            self._expire(request, now)
+        if self._handshake.phase is UP:
+            for request in fired.renewing:
+                self._renew(request, now)
         for request in fired.overdue:
-            timeout = request.queue_timeout + calls.response_timeout
-            self.fail(request, calls.no_answer(f"no answer to the request within {timeout:g} s"), now)
+            timeout_s = request.queue_timeout + self._calls.response_timeout
+            error = self._calls.no_answer_error(f"no answer to the request within {timeout_s:g} s")
+            self.fail(request, error, now)
+
+    def _expire(self, request: Request, now: float) -> None:
+        """Lose a lock that has expired on this client's clock. Release it if the server may hold it for longer."""
+        handshake = self._handshake
+        # If the lease has ended first, the server may still have the session, and hold the lock.
+        session_ended = request.lease.ends_at < request.expires_at
+        # The clock of a server stops during its outage. So only a lock that the server has confirmed since then, on the
+        # current connection, does not end later at the server.
+        is_confirmed = handshake.phase is UP and request.connection_number == handshake.connection_number
+        # The server may not have executed the extension that shortens the lock.
+        is_shortening_pending = request.shortened_by in self._calls.pending
+        if session_ended or not is_confirmed or is_shortening_pending:
+            self._calls.send(Release(request.id), now)
+        if session_ended:
+            self._lose(request, errors.session_expired(request.id))
+        else:
+            self._lose(request, errors.expired_locally(request.id, request.transaction_timeout))
 
     def must_renew_lease(self, now: float) -> bool:
-        """Handle the timer of the lease. Returns whether a ping must be sent now, whose answer renews the lease."""
+        """Restart or stop the timer of the lease, which has fired. Returns True if a ping must renew the lease now."""
         if self.live.needs_lease:
             return self.lease.on_timer(now)
         self.lease.stop()
@@ -294,7 +303,7 @@ class Requests:
     # -- messages of the server -----------------------------------------------------------------------------
 
     def on_queued(self, queued: messages.Queued.Payload) -> None:
-        """Store the id of a waiting request. Servers that support the `quiet` mode do not send `queued`."""
+        """Store the id of a waiting request. Only servers without the `quiet` mode send `queued`."""
         request = self.find(queued.ref)
         if request is not None:
             self.live.set_id(request, queued.id)
@@ -302,12 +311,13 @@ class Requests:
     def on_locked(self, locked: messages.Locked.Payload, now: float) -> None:
         """Handle `locked`: the grant of a request or, during a resumption, the remaining time of a held lock.
 
-        A new lock is released if no request of this client has its `ref`. If too little of the timeout of a new lock
-        remains, the lock is extended now, or at the end of the resumption. `genie.otel` replaces this method.
+        If no request of this client has the `ref`, a new lock is released. If too little of the timeout of a new lock
+        remains, the lock is extended before it counts as held: now, or at the end of the resumption. `genie.otel` replaces
+        this method.
         """
         request = self.live.by_ref.get(locked.ref or "")
         if request is None:
-            if locked.expiresIn is None:  # not a resumption: the grant is for an earlier client with the same secret
+            if locked.expiresIn is None:  # not a resumption: an earlier client with the same secret requested the lock
                 self._release_unknown(locked.id, now)
             return
         handshake = self._handshake
@@ -321,11 +331,12 @@ class Requests:
             # `locked` may be late, for example from a server that was paused. But the server granted the lock, or computed
             # `expiresIn`, after it had received the `hello` of this connection and the request.
             since = max(handshake.connected_at, request.first_sent_at or 0.0)
-            lasts = since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING
+            remains_long_enough = since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING_SHARE
             if request.bound_to_session:
                 self.lease.renew(since)
-                lasts = lasts and self.lease.ends_at - now >= self.lease.timeout_s * MIN_LEASE
-            if lasts:
+                lease_remaining_s = self.lease.ends_at - now
+                remains_long_enough &= lease_remaining_s >= self.lease.timeout_s * MIN_LEASE_SHARE
+            if remains_long_enough:
                 self._hold(request, since, remaining_s)
             elif handshake.phase is UP:
                 self._renew(request, now)
@@ -335,7 +346,7 @@ class Requests:
     def _release_unknown(self, id: int, now: float) -> None:
         """Release a lock that this client has not requested. Close the connection if too many releases are not answered.
 
-        Without this bound, a defective server could fill the memory of the client with releases.
+        Otherwise a defective server could fill the memory of the client with releases.
         """
         if self._handshake.close_reason:
             return
@@ -358,16 +369,17 @@ class Requests:
         self._calls.outcomes.append(Outcome(request))
 
     def _renew(self, request: Request, now: float) -> None:
-        """Extend a lock by its transaction timeout. A request that is WAITING stays so until the answer."""
+        """Extend a lock by its transaction timeout. A granted request that is WAITING stays in this state until the answer."""
         self.extend(Extend(request.id, request.transaction_timeout, request), now)
 
     def on_released(self, released: messages.Released.Payload) -> None:
         """Handle `released`: a request has ended, or had ended before this client released or extended it by its id.
 
-        The message has the `ref` of the request, or the `ref` of the release or extension. Completes the request, and
-        the release or extension, if a caller waits for them.
+        The message has the `ref` of the request, or of the release or extension by id that it answers. Completes the request,
+        and the release or extension, if a caller waits for them.
         """
         outcomes = self._calls.outcomes
+        # The release or extension by id that the message answers. If there is none, the `ref` is that of the request.
         call = self._calls.pending.pop(released.ref, None) if released.ref is not None else None
         request = self.find(released.ref) if call is None else self.live.by_id.get(released.id)
         if request is not None:
@@ -379,17 +391,17 @@ class Requests:
         if isinstance(call, Release):
             outcomes.append(Outcome(call, result=released.reason))
             if request is None and call.request is None and released.reason == errors.SUCCESS:
-                self._resend_waiting()  # the released id was unknown here, and may belong to a waiting request
-            call.request = None  # else the two objects refer to each other, and wait for the garbage collector
+                self._resend_waiting()  # this client knows no request with this id, but it may be one that waits
+            call.request = None  # else only the garbage collector can free the two objects, which refer to each other
         elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
             outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))
 
     def _resend_waiting(self) -> None:
-        """Send all waiting requests again, because the id that was just released may belong to one of them.
+        """Send all waiting requests again, because the request that was just released by its id may be one of them.
 
-        In `quiet` mode the client does not know the ids of its waiting requests, and the server does not notify it of
-        the released request. When the request is sent again, the server replies with `released` to its `ref`.
+        In `quiet` mode the client does not know the ids of its waiting requests, and the server does not notify the client
+        that the request has ended. When the request is sent again, the server replies with `released`.
         """
         for request in self.live.waiting():
             if request.first_sent_at is not None:
@@ -404,17 +416,17 @@ class Requests:
             error = errors.not_granted_error(released, find_hint)
             self._calls.outcomes.append(Outcome(request, error=error))
             return
-        # A granted lock may have ended before the server executed this client's release. Then its owner had lost it.
+        # If a granted lock ended for another reason than this client's release, it was lost before the release.
         lost_before_release = request.fence and released.reason != errors.SUCCESS and request.error is None
         if state is HELD or lost_before_release:
             self._lose(request, errors.lock_lost(released))
 
     def on_extended(self, extended: messages.Extended.Payload, now: float) -> None:
-        """Restart the expiry timer of an extended lock.
+        """Handle `extended`: restart the expiry timer of the lock.
 
         The client counts the new timeout from the time at which it sent `extend`. The server counts from a later time, so
-        the lock never ends at the server before it ends on this client's clock. The server may have executed later
-        extensions, too, so the lock ends at the latest with the shortest of them.
+        the lock never ends at the server before it ends on this client's clock. The server may also have executed later
+        extensions whose answers are still to come, so the lock must not end after the shortest of them.
         """
         call = self._calls.pop(Extend, extended.ref)
         if call is None:
@@ -433,8 +445,8 @@ class Requests:
                 for later in self._calls.pending.values():
                     if isinstance(later, Extend) and later.request is request:
                         self.live.limit_hold(request, later)
-        elif request is not None and request.error is not None:
-            self._calls.send(Release(request.id), now)  # the lock had expired on this client's clock before the reply
+        elif request is not None and request.error is not None:  # this client has lost the lock before the reply
+            self._calls.send(Release(request.id), now)
         self._calls.outcomes.append(Outcome(call))
 
     # -- error replies --------------------------------------------------------------------------------------
@@ -442,18 +454,18 @@ class Requests:
     def on_error(self, request: Request, error: GenieError) -> None:
         """Handle an error reply with the `ref` of a request: the server rejected the request, or its release by `ref`."""
         release, outcomes = request.release, self._calls.outcomes
-        if request.state is HELD or (release is not None and release.id):
+        is_released_by_id = release is not None and bool(release.id)
+        if request.state is HELD or is_released_by_id:
             return  # every command with this `ref` has had its reply before
         self._end(request)
         if release is None:
             outcomes.append(Outcome(request, error=error))
-            return
-        if release.maybe_executed and is_unknown_id(error):  # the server executed it on an earlier connection
+        elif release.maybe_executed and is_unknown_id(error):  # the server executed it on an earlier connection
             outcomes.append(Outcome(release, result=errors.SUCCESS))
-            return
-        if request.fence and is_unknown_id(error):
-            self._lose(request, errors.unknown_to_server(request.id))
-        outcomes.append(Outcome(release, error=error))
+        else:
+            if request.fence and is_unknown_id(error):
+                self._lose(request, errors.unknown_to_server(request.id))
+            outcomes.append(Outcome(release, error=error))
 
     def on_call_error(self, call: Release | Extend, error: GenieError, now: float) -> None:
         """Handle an error reply to a release or extension by id.
@@ -461,11 +473,11 @@ class Requests:
         After `unavailable`, a release is sent again to the next server, and a granted request is extended there. Any other
         error fails the call, and a lock whose release was rejected counts as held again.
         """
-        unavailable = isinstance(error, Unavailable)
-        if isinstance(call, Release) and unavailable:
+        is_unavailable = isinstance(error, Unavailable)
+        if isinstance(call, Release) and is_unavailable:
             self._calls.deferred_releases.append(call)
         elif isinstance(call, Extend) and call.request is not None and call.request.state is WAITING:
-            if not unavailable:
+            if not is_unavailable:
                 self._fail_unextended(call.request, error, now)
         elif is_unknown_id(error):
             self._on_unknown_id(call, error)
@@ -477,7 +489,7 @@ class Requests:
             self._calls.outcomes.append(Outcome(call, error=error))
 
     def _fail_unextended(self, request: Request, error: GenieError, now: float) -> None:
-        """Fail a granted request whose extension was rejected, so that it is unknown how long its lock will be held."""
+        """Fail a granted request, because its extension was rejected, and too little of its timeout may remain."""
         self._end(request)
         if is_unknown_id(error):
             error = errors.unknown_to_server(request.id)
@@ -486,7 +498,7 @@ class Requests:
         self._calls.outcomes.append(Outcome(request, error=error))
 
     def _on_unknown_id(self, call: Release | Extend, error: GenieError) -> None:
-        """Handle the error that the server does not know the id of a release or extension.
+        """Handle an error reply to a release or extension because the server does not know the id.
 
         A lock of this client with this id is lost. There is one exception: if the same release was sent before, on a
         connection that was lost, the server has executed the release then. So the release has succeeded.
@@ -496,20 +508,19 @@ class Requests:
             self._end(own_request)
             self._calls.outcomes.append(Outcome(call, result=errors.SUCCESS))
             return
-        # A lock can also be released or extended by its id alone. Then this client may hold the lock with this id.
         is_own_release = isinstance(call, Release) and own_request is not None
-        request = own_request if is_own_release else self.find_held(call.id)
-        if request is not None and request.state is not ENDED:
-            self._lose(request, errors.unknown_to_server(call.id))
-        is_own_extension = isinstance(call, Extend) and own_request is not None
-        self._calls.outcomes.append(
-            Outcome(call, error=errors.unknown_to_server(call.id) if is_own_extension else error)
-        )
+        # Other calls have only an id. This client may hold the lock with this id.
+        lock = own_request if is_own_release else self.find_held(call.id)
+        if lock is not None and lock.state is not ENDED:
+            self._lose(lock, errors.unknown_to_server(call.id))
+        if isinstance(call, Extend) and own_request is not None:
+            error = errors.unknown_to_server(call.id)
+        self._calls.outcomes.append(Outcome(call, error=error))
 
     # -- helpers --------------------------------------------------------------------------------------------
 
     def _send(self, request: Request, now: float) -> None:
-        """Send a request for the first time, or again with the same `ref`."""
+        """Send a request on the current connection, for the first time or again."""
         self._calls.keepalive.start(now)
         if request.bound_to_session:
             self.lease.start(now)
@@ -523,7 +534,7 @@ class Requests:
         request.state = ENDED
 
     def _lose(self, request: Request, error: LockLost) -> None:
-        """End a granted request with an error. The outcome notifies the owner of the lock."""
+        """End a granted request, because its lock is lost. The I/O layer notifies the owner of the lock of `error`."""
         self._end(request)
         request.error = error
         self._calls.outcomes.append(Outcome(request, error=error))

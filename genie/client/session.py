@@ -5,12 +5,12 @@ bytes, calls the timers, and completes the future of each call with its outcome.
 
 The session of a client has four parts, each with a state of its own:
 
-- `Handshake`: the connections, one after the other; why one must be closed, or the client gives up;
+- `Handshake`: the state of the current connection; why it must be closed, or why the client gives up;
 - `Calls`: sends the calls, matches the replies, and limits how long callers wait;
 - `Requests`: grants, locks, extensions and releases;
 - `Watches`: subscriptions.
 
-`ClientSession` passes messages, connections and timers on to them.
+`ClientSession` dispatches messages, timers, and the beginning and end of each connection to them.
 
 The client disconnects from a server that replies `unavailable`, because the server is a follower or can't reach its store.
 The rejected requests, releases and watches are sent again to the next server. A client that waits for, holds or watches
@@ -34,21 +34,21 @@ from genie.protocol import messages
 from genie.protocol.framing import LineReader, LineTooLong
 
 MAX_LINE_FROM_SERVER: Final = 2 << 20
-"""Limit of one line from the server in bytes, as the protocol advises. The longest reply, `watching`, has about half of it."""
+"""Limit of one line from the server in bytes, as the protocol advises. The longest reply, `watching`, is half as long."""
 
 
 class ClientSession:
     """The session of a client across its successive connections.
 
     Args:
-        secret: the secret that identifies the session to the server. None: a random secret.
+        secret: the secret that identifies the session to the server. None stands for a random secret.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
         response_timeout: seconds that a caller waits for a server. A request also waits for its queue timeout.
-        namespace: sent with every `hello`; the server must confirm it. None: the server's first namespace.
-        note: sent with every `hello`, as the note of all requests without one. None: no note.
-        explain_unavailable: returns why there is no connection, for errors.
+        namespace: the namespace of all commands, which the server must confirm. None means the server's first namespace.
+        note: the note of all requests without a note of their own, or None.
+        explain_unavailable: returns why there is no connection, for error messages.
 
-    Every `now` is in seconds, on any monotonic clock. Methods return the outcomes of the calls that they end.
+    Every `now` is in seconds, on any monotonic clock. Methods return the outcomes of the calls that they complete.
 
     """
 
@@ -84,18 +84,18 @@ class ClientSession:
             self.calls.send(call, now)
 
     def abandon(self, call: Call, now: float) -> None:
-        """Handle the cancellation of a caller: the outcome of its call is dropped, and a request is released."""
+        """Drop the outcome of a call whose caller no longer waits. A request is also released."""
         self.calls.drop_caller(call)
         if isinstance(call, Request):
             self.requests.abandon(call, now)
 
     def unwatch(self, watch: Watch, now: float) -> list[Outcome]:
-        """End a watch. Does nothing if the watch has ended."""
+        """End a watch. Does nothing if the watch has ended before."""
         self.watches.close(watch, now)
         return self.calls.take_outcomes()
 
     def data_to_send(self) -> bytes:
-        """Return the bytes that must be sent to the server, and clear the output buffer."""
+        """Remove and return the bytes that must be sent to the server."""
         lines = self.calls.unsent_lines
         data = b"".join(lines)
         lines.clear()
@@ -124,7 +124,7 @@ class ClientSession:
         return self.calls.take_outcomes()
 
     def fail_callers(self, now: float) -> list[Outcome]:
-        """Fail all waiting calls if the client has ended, or all servers have rejected it for good; else do nothing.
+        """Fail all waiting calls if the client has ended, or all servers have rejected it for good.
 
         The requests of the failed calls are released when a server accepts the client again.
         """
@@ -132,6 +132,7 @@ class ClientSession:
         return self.calls.take_outcomes()
 
     def _fail_callers(self, now: float) -> None:
+        """Do the same as `fail_callers`, and leave the outcomes in `calls`."""
         error = self.handshake.rejection
         if error is None:
             return
@@ -144,14 +145,14 @@ class ClientSession:
             self.requests.fail(request, errors.copy_rejection(error), now)
 
     def _take_unsent_calls(self) -> list[Call]:
-        """Return all calls that wait for a connection, except requests. Only the releases stay queued."""
+        """Return all calls that wait for a connection, except requests. The releases among them are still sent later."""
         return [*self.calls.take_deferred(), *self.calls.deferred_releases, *self.requests.live.releases_by_ref()]
 
     def begin_close(self, now: float) -> list[Outcome]:
-        """Cancel all waiting requests and end all watches, before the client that is being closed sends `bye`.
+        """Cancel all waiting requests, and end all watches and the locks that are bound to the session.
 
-        Locks that are bound to the session are lost now: the server releases them when it executes the `bye`, and the answer
-        arrives later.
+        Called before the client sends `bye`. The server releases the bound locks when it executes `bye`, before its answer
+        arrives. So the client must not use them from now on.
         """
         self.watches.close_all()
         self.requests.lose_bound()
@@ -160,10 +161,9 @@ class ClientSession:
         return self.calls.take_outcomes()
 
     def finish_close(self) -> list[Outcome]:
-        """Fail the remaining calls, after the client has closed its connection. Locks that are not lost stay held at the
-        server.
+        """Fail the remaining calls, after the client has closed its connection.
 
-        Such a lock can be released by its id.
+        Locks that are not lost stay held at the server, and can be released by their ids.
         """
         reason = "the client was closed"
         outcomes = self.on_disconnected(reason)
@@ -177,15 +177,16 @@ class ClientSession:
 
     @property
     def next_timer(self) -> float:
-        """The time at which `on_timer` must be called; inf: never."""
+        """When `on_timer` must be called. Infinite if there is no timer."""
         requests, calls = self.requests, self.calls
         return min(requests.live.next_timer, requests.lease.next_timer, calls.keepalive.next_timer, calls.next_deadline)
 
     def on_timer(self, now: float) -> list[Outcome]:
-        """Handle the timers that are due: end the calls and locks that have timed out.
+        """Handle the timers that are due.
 
-        Extends the locks with a watchdog, and pings a server that was silent for too long, or whose answer renews the
-        lease. Closes the connection if the server has not replied to a ping in time.
+        Ends the calls and locks that have timed out. Extends the locks with a watchdog. Pings a server that was silent for
+        too long, or if the lease must be renewed. Requests the end of the connection if the server has not replied to a ping
+        in time.
         """
         requests, calls, keepalive = self.requests, self.calls, self.calls.keepalive
         calls.on_timer(now)
@@ -195,7 +196,7 @@ class ClientSession:
         if keepalive.next_timer <= now:
             if calls.pending or requests.live.by_ref or self.watches:
                 should_ping |= keepalive.on_timer(now)
-            else:  # nothing is expected of the server, so it may be silent
+            else:  # the client waits for nothing, so the server may be silent
                 keepalive.stop()
         if should_ping:
             calls.send(Ping(), now)
@@ -206,7 +207,7 @@ class ClientSession:
     # -- bytes to outcomes --------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float) -> list[Outcome]:
-        """Process received bytes.
+        """Process received bytes, and return the outcomes that result.
 
         Sets the `close_reason` of the handshake if the connection must be closed, for example after an invalid message.
         """
@@ -235,7 +236,7 @@ class ClientSession:
         return self.calls.take_outcomes()
 
     def _handle_message(self, message: messages.Message | None, now: float) -> None:
-        """Dispatch a message by its type. None, a message that this version does not know, is ignored."""
+        """Dispatch a message by its type. None stands for a type that this version does not know, and is ignored."""
         match message:
             case _ if self.handshake.phase is Phase.HANDSHAKE:
                 self._handle_hello_reply(message, now)
@@ -257,7 +258,7 @@ class ClientSession:
                 self._handle_error(message.payload, now)
 
     def _handle_reply(self, message: messages.Pong | messages.Inspected | messages.Bye) -> None:
-        """Complete the call that a `pong`, `inspected` or `bye` is the reply to."""
+        """Complete the call that a `pong`, `inspected` or `bye` replies to."""
         call: Call | None
         result: object = None
         match message:
@@ -275,7 +276,7 @@ class ClientSession:
             self.calls.outcomes.append(Outcome(call, result=result))
 
     def _handle_hello_reply(self, message: messages.Message | None, now: float) -> None:
-        """Handle the reply to `hello`: a `welcome` with this client's protocol version and namespace, or an error."""
+        """Handle the reply to `hello`: `welcome` or an error."""
         match message:
             case messages.Welcome():
                 if self.handshake.on_welcome(message.payload):
@@ -283,12 +284,12 @@ class ClientSession:
             case messages.Error():
                 self._handle_error(message.payload, now)
             case None:
-                pass  # an unknown message of a newer server
+                pass  # a message type of a newer server
             case _:
                 self.handshake.request_close("the server did not answer hello")
 
     def _begin_resumption(self, welcome: messages.Welcome.Payload, now: float) -> None:
-        """Renew the lease if the server still has the session; else its locks are lost."""
+        """Apply a `welcome`: renew the lease. If the server does not know the session, all locks are lost."""
         keepalive, lease = self.calls.keepalive, self.requests.lease
         keepalive.set_interval(welcome.pingInterval / 1000)
         lease.set_ping_interval(keepalive.ping_interval_s)
@@ -304,11 +305,11 @@ class ClientSession:
         self.handshake.phase = UP
         self.requests.on_resumed(now)
         for call in self.calls.take_deferred():
-            lost = call.request.error if isinstance(call, Extend) and call.request is not None else None
-            if lost is None:
+            own_lock = call.request if isinstance(call, Extend) else None
+            if own_lock is None or own_lock.error is None:
                 self.send(call, now)
             else:
-                self.calls.outcomes.append(Outcome(call, error=errors.copy_lock_lost(lost)))
+                self.calls.outcomes.append(Outcome(call, error=errors.copy_lock_lost(own_lock.error)))
         self.calls.keepalive.start(now)
         self.requests.keep_locks(now)
         self.watches.send_needed(now)
@@ -334,7 +335,7 @@ class ClientSession:
         if call is not None:
             self._handle_call_error(call, error, now)
         elif reply.ref is None:
-            # The server could not parse a command. It is unknown which command, and its caller would wait: reconnect.
+            # The server could not parse a command. The client does not know which one, so a caller would wait: reconnect.
             self.handshake.close_reason = f"the server answered: {error}"
 
     def _handle_call_error(self, call: Call, error: GenieError, now: float) -> None:

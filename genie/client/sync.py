@@ -104,7 +104,9 @@ class Lock(LockInfo):
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)  # an invalid value is the first error
+        extend = Extend(
+            self.id, to_seconds(seconds, "seconds"), self._request
+        )  # checks `seconds` before the lock's state
         self._check_managed()
         if self._request.state is RequestState.HELD:  # otherwise `_check_extended` raises LockLost
             self._connection.call(extend)
@@ -124,10 +126,11 @@ class LockContext:
         self._connection = connection
         self._request = request
         self._lock: Lock | None = None
+        """The lock. None before the block begins."""
         self._guard = connection.guard(self, request)
+        """Releases the lock if the end of the block is interrupted before its first instruction."""
 
     def __enter__(self) -> Lock:
-        """Acquire the lock."""
         if self._request.state is not RequestState.WAITING:
             raise RuntimeError("a lock context can be entered only once; call client.lock() again")
         try:
@@ -172,16 +175,16 @@ class LockContext:
 def release_after_success(connection: SyncConnection, requests: Sequence[Request]) -> None:
     """Release the locks of a block that has succeeded.
 
-    If the server does not confirm it, the work of the block is done nevertheless: the client logs a warning, and retries the
-    release in the background.
+    If the server does not confirm the release, the client logs a warning, and retries the release in the background. The
+    block does not fail, because its work is done.
     """
-    problem = connection.release_all(requests)
-    if problem is not None:
-        warn_unconfirmed(requests, problem)
+    unconfirmed = connection.release_all(requests)
+    if unconfirmed is not None:
+        warn_unconfirmed(requests, unconfirmed)
 
 
 def release_after_error(connection: SyncConnection, requests: Sequence[Request]) -> GenieError | None:
-    """Release the locks of a block that has failed. Returns the error of the release, or None.
+    """Release the locks of a block that has failed. Returns the error of a failed release, or None.
 
     While disconnected, the release is only queued: the error of the block is not delayed until there is a connection.
     """
@@ -193,7 +196,7 @@ def release_after_error(connection: SyncConnection, requests: Sequence[Request])
 
 
 def acquire(connection: SyncConnection, request: Request) -> Lock:
-    """Send a request, wait until it is granted, and return the lock. Raises the error of a request that fails."""
+    """Send a request, wait until it is granted, and return the lock. If the request fails, its error is raised."""
     request.lost_event = LostEvent()
     try:
         connection.call(request)
@@ -219,12 +222,13 @@ class Transaction(TransactionInfo):
         super().__init__(locks)
         self._connection = connection
         self._owner = owner
-        """The context of the block. Not a strong reference: the end of a block that was interrupted must be noticed."""
+        """The context of the block. A weak reference, because the context must be garbage collected after a block whose end
+        was interrupted."""
 
     def lock(self, *resources: str) -> Lock:
         """Wait until all of the resources can be locked at once, and hold them until the end of the transaction.
 
-        Returns at once for resources that the transaction holds already, except for units. Errors are those of
+        Returns at once for resources that the transaction holds already, except for units. Raises the errors of
         `genie.Transaction.lock`.
         """
         request = self._locks.request(resources, self._connection.new_ref())
@@ -246,25 +250,25 @@ class TransactionContext:
     If a lock is lost, the end of the block raises LockLost, since the thread can't be interrupted earlier.
     """
 
-    __slots__ = ("__weakref__", "_connection", "_entered", "_names", "guards", "locks")
+    __slots__ = ("__weakref__", "_connection", "_names", "_was_entered", "guards", "locks")
 
     def __init__(self, connection: SyncConnection, locks: TransactionLocks, names: RunningNames | None) -> None:
         self.locks = locks
         """The requests of the transaction."""
         self.guards: list[Guard] = []
-        """Release the locks if the end of the block is interrupted before its first instruction."""
+        """They release the locks if the end of the block is interrupted before its first instruction."""
         self._connection = connection
         self._names = names
-        """The names in use, to which the name is added while the block runs. None if the caller has added it."""
-        self._entered = False
+        """The names of the client's running transactions. The block adds its name. None if the caller has added it."""
+        self._was_entered = False
 
     def __enter__(self) -> Transaction:
-        if self._entered:
+        if self._was_entered:
             raise RuntimeError("a transaction can be entered only once; call client.transaction() again")
         self._connection.check_open()
         if self._names is not None:
             self._names.add(self.locks.name, self)
-        self._entered = True
+        self._was_entered = True
         return Transaction(self._connection, self.locks, weakref.ref(self))
 
     def __exit__(
@@ -272,8 +276,8 @@ class TransactionContext:
     ) -> None:
         """Release all locks. Raise LockLost if any lock was lost, and the block raised no error.
 
-        If the block has succeeded and its locks are not lost, a release that is not confirmed is retried in the background,
-        and a warning is logged.
+        A failed release is retried in the background. If the block has raised an error, that error is propagated, with notes
+        about the failed release and the lost locks.
         """
         try:
             self._end_block(error)
@@ -308,9 +312,12 @@ class TransactionContext:
 class Watch(WatchInfo):
     """The iterator of changes that `client.watch(…)` returns. It may also be used with `with`.
 
-    The watch ends with `close` (which any thread may call), at the end of a `with` block, when a wait for the next change
-    is interrupted, when the object is garbage collected (for example after a `for` over `client.watch(…)`), or when the
-    client is closed. Then the iteration ends.
+    The iteration ends with the watch. The watch ends
+
+    - with `close`, which any thread may call, and at the end of a `with` block;
+    - when a wait for the next change is interrupted;
+    - when the object is garbage collected, for example after a `for` over `client.watch(…)`;
+    - when the client is closed.
     """
 
     __slots__ = ("__weakref__", "_connection", "_guard")
@@ -528,11 +535,11 @@ class Client:
     ) -> T:
         """Run work that locks resources as it proceeds, and return its result. After a deadlock the work is repeated.
 
-        Arguments and errors are those of `genie.Client.run_transaction`; `work` is a function, and if a lock was lost during
-        the work, LockLost is raised at its end.
+        Arguments and errors are those of `genie.Client.run_transaction`, except that `work` is a function, and is not
+        interrupted when a lock is lost: LockLost is raised at its end.
         """
         if inspect.iscoroutinefunction(work):
-            raise TypeError(f"the work must be a plain function, and {work!r} is a coroutine function")
+            raise TypeError(f"the work must be a function, not the coroutine function {work!r}")
         name = unique_name(work) if name is None else name
         repetition = Attempts(attempts)
         self._transactions.add(name, repetition)

@@ -1,7 +1,6 @@
-"""The connection of the client for threads: runs the connection of the asyncio client on an event loop in a background
-thread.
+"""The connection of the client for threads: an `AsyncConnection` on an event loop in a background thread.
 
-A call hands its command to the event loop and waits for a `Handover`. There is no coroutine and no task for each call:
+A call passes its command to the event loop, and waits for a `Handover`. There is no coroutine and no task for each call:
 measured with 1 to 64 threads, tasks cost up to a fifth of the rate.
 
 A caller may be interrupted at any point, by an exception that a signal handler raises. So a caller changes the connection
@@ -35,17 +34,19 @@ T = TypeVar("T")
 
 
 GUARD_INTERVAL_S = 0.5
-"""How often the background thread looks for contexts and watches that were garbage collected without having been ended."""
+"""Time between two searches for contexts and watches that were garbage collected without having been ended."""
 EXIT_TIMEOUT_S = 1.0
-"""How long the end of the process waits for the servers to end the sessions of all clients that were not closed."""
+"""How long the process waits at its end until the servers have ended the sessions of the clients that were not closed."""
 
 
 class _State(Enum):
+    """The state of the connection of a client."""
+
     NEW = auto()
     OPEN = auto()
     CLOSED = auto()
     EXITED = auto()
-    """The process ends. Calls that still wait, in daemon threads, get no outcome: the process ends without them."""
+    """The process is ending. It does not wait for daemon threads, so calls that wait there get no outcome."""
     FORKED = auto()
     """This process was forked after the client was opened. The background thread exists only in the parent process."""
 
@@ -70,22 +71,22 @@ class SyncConnection:
         self.aio = AsyncConnection(addresses, options)
         """The connection. Only the background thread changes it."""
         self.new_ref = self.aio.session.calls.new_ref
-        """Returns a new reference for a request. Thread-safe."""
+        """Returns a new `ref` for a request. Thread-safe."""
         self._loop: asyncio.AbstractEventLoop
         """The event loop of the background thread."""
         self._thread: threading.Thread | None = None
         self._thread_id = 0
-        """The identifier of the background thread; 0: it was not started yet."""
+        """The identifier of the background thread. 0 before it is started."""
         self._state = _State.NEW
         self._loop_ended = False
         """True if the event loop no longer executes submitted functions."""
         self._submitted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         """Functions that the background thread must execute, with their arguments."""
         self._guards: set[Guard] = set()
-        """The guards of the contexts and watches that were not ended. Any thread adds and removes guards."""
-        self._dropped: deque[Guard] = deque()
+        """The guards of the contexts and watches that were not ended. Any thread may add and remove guards."""
+        self._dropped_guards: deque[Guard] = deque()
         """The guards whose context or watch was garbage collected."""
-        self._checks_guards = False
+        self._is_check_scheduled = False
         """True if a call of `_check_guards` is scheduled."""
 
     # -- opening and closing ------------------------------------------------------------------------------
@@ -121,13 +122,15 @@ class SyncConnection:
             self._stop_loop()
 
     def begin_exit(self, limit_s: float) -> None:
-        """End the session because the process ends, at most `limit_s` seconds later. Calls that wait get no outcome."""
+        """Begin to end the session, because the process is ending. Calls that wait get no outcome.
+
+        The background thread ends when the server has closed the connection, or after `limit_s` seconds.
+        """
         self._state = _State.EXITED
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._exit(limit_s)))
 
     async def _exit(self, limit_s: float) -> None:
-        """Send `bye`, and end the background thread when the server has ended the session."""
         try:
             await self.aio.end_session_at_exit(limit_s)
         finally:
@@ -157,14 +160,14 @@ class SyncConnection:
             self._loop.run_forever()
         finally:
             self._loop_ended = True  # `_submit` now raises an error in the calling thread
-            self._loop.run_until_complete(self._end_tasks())  # fails the calls that were submitted before
+            self._loop.run_until_complete(self._end_tasks())
             self._loop.close()
 
     async def _end_tasks(self) -> None:
-        """Fail the remaining calls, cancel all tasks, and close the transport, because the event loop ends."""
+        """Fail the calls that were submitted before, cancel all tasks, and close the transport."""
         if self._state is not _State.EXITED:
             self._execute_submitted()
-        await asyncio.sleep(0)  # lets the tasks start that the submitted functions have created
+        await asyncio.sleep(0)  # starts the tasks that the submitted functions have created
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -179,17 +182,18 @@ class SyncConnection:
             self._thread.join()
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the background thread and return its result.
+        """Run a coroutine in the background thread, and return its result.
 
-        If an exception interrupts the wait, the coroutine is cancelled. The exception is raised after the coroutine has
-        ended.
+        If a signal handler raises an exception in this thread during the wait, the coroutine is cancelled. The exception is
+        raised when the coroutine has ended.
         """
         handover: Handover[T] = Handover()
         tasks: list[asyncio.Task[T]] = []  # `start` appends the task in the background thread
 
         def start() -> None:
-            tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(complete)
+            task = self._loop.create_task(coroutine)
+            tasks.append(task)
+            task.add_done_callback(complete)
 
         def cancel() -> None:
             if tasks:
@@ -217,10 +221,9 @@ class SyncConnection:
     # -- calls --------------------------------------------------------------------------------------------
 
     def call(self, call: Call) -> Any:
-        """Send a call, wait for its outcome, and return its result or raise its error.
+        """Send a call, wait for its outcome, and return its result or raise its error, as `AsyncConnection.call` does.
 
-        Without an answer Unavailable is raised, as by `AsyncConnection.call`. The caller must `abandon` a request if this
-        method raises an error.
+        If this method raises an error for a request, the caller must `abandon` the request.
         """
         if self._state is not OPEN:
             self.check_open()  # raises an error
@@ -234,9 +237,9 @@ class SyncConnection:
         return handover.result()
 
     def abandon(self, request: Request) -> None:
-        """Release a request in the background, unless it has ended, because its caller was interrupted or has failed.
+        """Release a request in the background, if it waits or is held, because its caller was interrupted or has failed.
 
-        Neither blocks nor raises an error, so that the caller can propagate its own.
+        Neither blocks nor raises an error, so that the caller can propagate its own error.
         """
         if request.state in (RequestState.WAITING, RequestState.HELD) and self._state is OPEN:
             self._submit_quietly(self.aio.abandon, request)
@@ -246,13 +249,10 @@ class SyncConnection:
         self._submit_quietly(self.aio.fail_request, request, error)
 
     def release(self, release: Release) -> str:
-        """Send a release, now or on the next connection, and wait for its reply.
+        """Send a release by id, now or on the next connection, and wait for its reply. Returns why the lock ended.
 
-        Returns the reason for which the lock ended.
-
-        Raises:
-            Unavailable: if there is no reply within `response_timeout`. The client continues to send the release in the
-                background. It also continues if an exception interrupts the wait.
+        Raises Unavailable if there is no reply within `response_timeout`. The client then retries the release in the
+        background, as it does if an exception interrupts the wait.
         """
         handover: Handover[str] = Handover()
         self._submit(self._send_release, release, handover)
@@ -267,9 +267,9 @@ class SyncConnection:
     def release_all(self, requests: Sequence[Request]) -> GenieError | None:
         """Release locks together, and wait for all replies. Returns the first error, or None.
 
-        A lock whose release has failed is released again in the background, also if an exception interrupts the wait.
+        A failed release is retried in the background, also if an exception interrupts the wait.
         """
-        problem: GenieError | None = None
+        first_error: GenieError | None = None
         try:
             handovers: list[Handover[str]] = []
             for request in requests:
@@ -280,16 +280,16 @@ class SyncConnection:
                     handover.result()
                 except GenieError as error:
                     if not is_unknown_id(error):  # a lock that the server does not know is not held
-                        problem = problem or error
+                        first_error = first_error or error
         except ConnectionLost as error:  # the client was closed
             return error
         finally:
             for request in requests:
                 self.abandon(request)  # does nothing for a lock that is released
-        return problem
+        return first_error
 
     def detach(self, request: Request) -> None:
-        """Stop managing a held lock. The server continues to hold the lock."""
+        """Stop managing a held lock, which stays held at the server. Raises the errors of `genie.Lock.detach`."""
         self._execute_and_wait(self.aio.detach, request)
 
     def find_held_lock(self, id: int) -> Request | None:
@@ -298,7 +298,7 @@ class SyncConnection:
 
     @property
     def up(self) -> bool:
-        """True if there is a connection."""
+        """True if there is a connection with a completed handshake."""
         return self.aio.session.up
 
     @property
@@ -309,15 +309,15 @@ class SyncConnection:
     # -- watches ------------------------------------------------------------------------------------------
 
     def start_watch(self, watch: Watch) -> None:
-        """Subscribe a watch now, instead of when its first change is awaited."""
+        """Subscribe a watch before its first change is awaited."""
         self.check_open()
         self._execute_and_wait(self.aio.start_watch, watch)
 
     def next_change(self, watch: Watch) -> Change | None:
-        """Wait for the next change of a watch and return the change, or None if the watch has ended.
+        """Wait for the next change of a watch, and return the change, or None if the watch has ended.
 
-        Raises RuntimeError if another thread already waits for a change of this watch; the watch then continues. An
-        exception that interrupts the wait ends the watch.
+        An exception that interrupts the wait ends the watch. Raises RuntimeError if another thread already waits for a change
+        of this watch. This error does not end the watch.
         """
         while True:
             handover: Handover[None] = Handover()
@@ -336,19 +336,19 @@ class SyncConnection:
         return None
 
     def unwatch(self, watch: Watch) -> None:
-        """End a watch. Does nothing in a forked process, because the connection belongs to the parent process."""
+        """End a watch, and wait until it has ended. Does nothing in a forked process, which has no connection."""
         if not self.forked:
             self._execute_and_wait(self.aio.unwatch, watch)
 
     def unwatch_soon(self, watch: Watch) -> None:
-        """End a watch without waiting, because its consumer was interrupted."""
+        """End a watch in the background, because its consumer was interrupted."""
         if self._state is OPEN:
             self.aio.unwatch_threadsafe(watch)
 
     # -- passing work to the background thread --------------------------------------------------------------
 
     def check_open(self) -> None:
-        """Raise an error that says why the client can't be used, unless the client is open."""
+        """Raise RuntimeError or ConnectionLost, which says why the client can't be used, unless the client is open."""
         if self._state is OPEN:
             return
         if self._state is _State.FORKED:
@@ -364,8 +364,8 @@ class SyncConnection:
     def _submit(self, function: Callable[..., None], *arguments: object) -> None:
         """Queue a function for the background thread, and return at once.
 
-        The function completes the handover that is its last argument. So does an error of the function. Raises an error if
-        the client is not open.
+        The last argument must be a handover, which the function completes. If the function raises an error, the handover is
+        completed with this error. Raises an error if the client is not open.
         """
         if self._state is not OPEN:
             self.check_open()  # raises an error
@@ -374,8 +374,8 @@ class SyncConnection:
                 "a call in the client's own thread, for example in a finalizer, would block itself forever"
             )
         self._submitted.append((function, arguments))
-        # Wake the loop on every call. A flag "already woken" would save wake-ups, but an exception between setting the
-        # flag and waking the loop would block all later calls.
+        # Wake the loop on each call. A flag "already woken" would save wake-ups, but an exception of a signal handler between
+        # setting the flag and waking the loop would block all later calls.
         try:
             self._loop.call_soon_threadsafe(self._execute_submitted)
         except RuntimeError:
@@ -386,13 +386,13 @@ class SyncConnection:
             raise ConnectionLost("the client was closed")
 
     def _submit_quietly(self, function: Callable[..., None], *arguments: object) -> None:
-        """Queue a function that completes no handover for the background thread, if it still runs. Returns at once."""
+        """Queue a function for the background thread without a handover, and return at once. Raises no error."""
         self._submitted.append((function, arguments))
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._execute_submitted)
 
     def _execute_and_wait(self, function: Callable[..., None], *arguments: object) -> None:
-        """Execute a function in the background thread, and wait until it returns.
+        """Execute a function in the background thread, wait until it returns, and raise its error if it fails.
 
         If the background thread has ended, or is this thread, the function is executed in this thread.
         """
@@ -419,26 +419,26 @@ class SyncConnection:
     # -- objects that are garbage collected before they were ended --------------------------------------------
 
     def guard(self, owner: object, owned: Request | Watch) -> Guard:
-        """End a request or a watch if its owner, an object of the caller, is garbage collected before `unguard`."""
-        guard = Guard(owner, self._dropped, owned)
+        """Make the client end `owned` if its owner, an object of the program, is garbage collected before `unguard`."""
+        guard = Guard(owner, self._dropped_guards, owned)
         self._guards.add(guard)
         return guard
 
     def unguard(self, guard: Guard) -> None:
-        """Forget a guard, because its context or watch was ended."""
+        """Remove a guard, because its context or watch was ended."""
         self._guards.discard(guard)
 
     def _check_guards(self) -> None:
         """Release the requests, and end the watches, whose owners were garbage collected. Repeated while there are guards."""
-        while self._dropped:
-            guard = self._dropped.popleft()
+        while self._dropped_guards:
+            guard = self._dropped_guards.popleft()
             self._guards.discard(guard)
             if isinstance(guard.owned, Request):
                 self.aio.abandon(guard.owned)
             else:
                 self.aio.unwatch(guard.owned)
-        self._checks_guards = bool(self._guards)
-        if self._checks_guards:
+        self._is_check_scheduled = bool(self._guards)
+        if self._is_check_scheduled:
             self._loop.call_later(GUARD_INTERVAL_S, self._check_guards)
 
     # -- in the background thread ---------------------------------------------------------------------------
@@ -447,8 +447,8 @@ class SyncConnection:
         """Execute all queued functions, and send the resulting commands together."""
         if not self._submitted:
             return
-        if self._guards and not self._checks_guards:
-            self._checks_guards = True
+        if self._guards and not self._is_check_scheduled:
+            self._is_check_scheduled = True
             self._loop.call_later(GUARD_INTERVAL_S, self._check_guards)
         self.aio.begin_batch()
         try:
@@ -458,15 +458,15 @@ class SyncConnection:
                     function(*arguments)
                 except Exception as error:
                     handover = arguments[-1]
-                    if not isinstance(handover, Handover):
+                    if not isinstance(handover, Handover):  # the function was queued by `_submit_quietly`
                         raise
                     handover.set_exception(error)
         finally:
             self.aio.flush()
 
     def _send(self, call: Call, handover: Handover[Any]) -> None:
-        """Send a call whose outcome completes `handover`. Behaves like `AsyncConnection.call`, without a task."""
-        if handover.done():  # the calling thread was interrupted, and has abandoned the call already
+        """Send a call whose outcome completes `handover`. Raises the errors of `AsyncConnection.call`."""
+        if handover.done():  # the calling thread was interrupted, and has abandoned the call
             return
         self.aio.check_open()
         if not self.aio.session.up:
@@ -474,14 +474,14 @@ class SyncConnection:
         self.aio.send(call, handover)
 
     def _send_release(self, release: Release, handover: Handover[str]) -> None:
-        """Send a release, or queue it while disconnected. The reply completes `handover`."""
+        """Send a release by id, now or on the next connection. The reply completes `handover`."""
         self.aio.check_open()
         self.aio.send(release, handover)
 
     def _send_lock_release(self, request: Request, handover: Handover[str]) -> None:
-        """Release the locks of a request. The reply completes `handover` with the reason why the locks ended.
+        """Release a lock. The reply completes `handover` with the reason why the lock ended.
 
-        If the request has ended or is being released already, `handover` is completed at once with an empty string.
+        If the lock has ended or is being released already, `handover` is completed at once with an empty string.
         """
         release = self.aio.release_lock(request)
         if release is None:
@@ -509,7 +509,7 @@ _running: set[SyncConnection] = set()
 
 @atexit.register
 def _exit_all() -> None:
-    """End the sessions of the clients that were not closed, so that nothing waits for their requests any more.
+    """End the sessions of the clients that were not closed, so that the servers cancel their waiting requests at once.
 
     Also ends the threads of these clients, because a daemon thread must not run while the interpreter ends.
     """

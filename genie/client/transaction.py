@@ -1,5 +1,4 @@
-"""Transactions of a client: the locks of one piece of work, which are released together. After a deadlock the work is
-repeated.
+"""Transactions of a client: the locks of one piece of work, which are released together.
 
 This module is shared by `aio` and `sync`, whose classes send the requests.
 
@@ -23,11 +22,11 @@ from genie.lock_modes import UnitCount
 from genie.protocol.resources import EXCLUSIVE, merge, parse_resource, strongest
 
 MAX_FIRST_PAUSE_S: Final = 0.05
+"""Upper bound of the random pause after the first deadlock. The bound doubles with each deadlock, up to `MAX_PAUSE_S`."""
 MAX_PAUSE_S: Final = 2.0
-"""Upper bound of the random pause after a deadlock. The bound is `MAX_FIRST_PAUSE_S` for the first pause, and doubles with
-each deadlock up to this time."""
+"""Upper bound of the random pause after any deadlock."""
 MAX_WORK_NAME: Final = 64
-"""Characters of the name of a function that become part of the name of its transaction."""
+"""Maximum number of characters that the name of a transaction takes from the name of its function."""
 
 
 class TransactionOptions(TypedDict, total=False):
@@ -42,9 +41,9 @@ class TransactionOptions(TypedDict, total=False):
 
 
 def unique_name(work: Callable[..., object] | None = None) -> str:
-    """Return a name for a transaction that no other transaction has. It ends with digits, and begins with the work's name."""
-    prefix = getattr(work, "__name__", "transaction")
-    prefix = prefix[:MAX_WORK_NAME] if prefix.isidentifier() else "transaction"
+    """Return a new name for a transaction: the name of its work, or "transaction", and a random number."""
+    work_name = getattr(work, "__name__", "")
+    prefix = work_name[:MAX_WORK_NAME] if work_name.isidentifier() else "transaction"
     return f"{prefix}-{secrets.randbelow(10**18)}"
 
 
@@ -56,7 +55,8 @@ class RunningNames:
 
     def __init__(self) -> None:
         self._owners: WeakValueDictionary[str, object] = WeakValueDictionary()
-        """The object that uses a name. If an exception interrupts its end, the name is free when it is garbage collected."""
+        """The object that uses each name. A name is also free when its object is garbage collected, because an exception may
+        interrupt the end of a transaction."""
 
     def add(self, name: str, owner: object) -> None:
         """Begin to use a name. Raises ValueError if a transaction of this client has the name."""
@@ -74,13 +74,13 @@ class RunningNames:
 
 
 class Attempts:
-    """Counts the attempts of a transaction, and records the names that they have requested."""
+    """Counts the attempts of a transaction, and collects the resources that they have requested."""
 
     def __init__(self, limit: int) -> None:
         if limit < 1:
             raise ValueError(f"attempts must be at least 1, not {limit!r}")
         self.wanted: dict[str, str] = {}
-        """The resources that all attempts have requested, by name."""
+        """The resources that the attempts have requested so far, by name."""
         self._attempts_left = limit
         self._max_pause_s = MAX_FIRST_PAUSE_S
 
@@ -89,15 +89,17 @@ class Attempts:
         return list(self.wanted.values())
 
     def begin_retry(self, locks: TransactionLocks) -> float | None:
-        """Use up one attempt after a deadlock. Return the random pause before the next attempt (s), or None if none is left.
+        """Count an attempt that has ended in a deadlock, and collect the resources that it has requested.
 
-        The next attempt first locks all names that earlier attempts asked for, so that it cannot deadlock on their order.
+        Returns:
+            The pause before the next attempt in seconds, which is random; None if no attempt is left.
+
         """
         self._attempts_left -= 1
         if self._attempts_left == 0:
             return None
         for name, resource in locks.asked.items():
-            # Not added up: each attempt asks for the same units.
+            # Units are not added up, because each attempt requests the same units again.
             self.wanted[name] = strongest(resource, self.wanted.get(name, resource))
         pause_s = random.uniform(0, self._max_pause_s)  # noqa: S311 - not for cryptography
         self._max_pause_s = min(2 * self._max_pause_s, MAX_PAUSE_S)
@@ -105,7 +107,7 @@ class Attempts:
 
 
 class TransactionLocks:
-    """The requests of one attempt of a transaction. Each request has the `options`.
+    """The requests of one attempt of a transaction. `options` are those of each request (`TransactionOptions`).
 
     Raises:
         ValueError, TypeError: if the name or an option is invalid.
@@ -115,11 +117,10 @@ class TransactionLocks:
     def __init__(self, name: str, options: dict[str, Any]) -> None:
         self.name = name
         self.asked: dict[str, str] = {}
-        """The requested resources by name. Units of a name are added up."""
+        """The resources that the work has requested, by name. Units of a name are added up."""
         self.requests: list[Request] = []
-        self._reserved: dict[str, UnitCount] = {}
-        """By name, the units that the first request of a repeated attempt has locked, and that the work has not requested
-        yet."""
+        self._reserved_units: dict[str, UnitCount] = {}
+        """In a repeated attempt: by name, the units that its first request has locked, and the work has not requested yet."""
         self.ended = False
         """True if the block has ended, so that nothing may be locked any more."""
         self._options = options
@@ -127,11 +128,13 @@ class TransactionLocks:
 
     @property
     def fence(self) -> int:
-        """The greatest fencing token of the locks; 0: nothing was locked."""
+        """The greatest fencing token of the locks; 0 if nothing was locked yet."""
         return max((request.fence for request in self.requests), default=0)
 
     def request(self, resources: Sequence[str], ref: str) -> Request:
-        """Return the request that locks resources: a held one that covers them, or a new one, which is WAITING.
+        """Return a request for resources: a held request that has locked all of them, or a new one, which is WAITING.
+
+        `ref` becomes the `ref` of a new request.
 
         Raises:
             RuntimeError: if the transaction has ended.
@@ -147,37 +150,40 @@ class TransactionLocks:
             self.asked |= merge([self.asked[name], resource]) if name in self.asked else {name: resource}
         for held in self.held():
             if all(self._covers(held, resource) for resource in request.resources):
-                self._use_reserved(request.resources)
+                self._use_reserved_units(request.resources)
                 return held
         self.requests.append(request)
         return request
 
     def begin_work(self) -> None:
-        """Begin a repeated attempt, whose first request has locked what the earlier attempts asked for."""
-        self._reserved = {
-            name: asked for _, name, asked in map(parse_resource, self.requests[0].resources) if asked is not None
-        }
-        self.asked.clear()  # the work asks for the same names again, and units are added up
+        """Begin the work of a repeated attempt, whose first request has locked what the earlier attempts requested."""
+        for resource in self.requests[0].resources:
+            _, name, units = parse_resource(resource)
+            if units is not None:
+                self._reserved_units[name] = units
+        self.asked.clear()  # the work requests the same resources again
 
     def _covers(self, held: Request, resource: str) -> bool:
-        """Return whether a held request has locked a resource in this mode or a stronger one.
+        """Return whether a held request has locked a resource in the requested mode or a stronger one.
 
-        Each call locks further units, unless the first request of a repeated attempt has locked them.
+        Units are covered only by the units that the first request of a repeated attempt has locked: other calls lock
+        further ones.
         """
-        _, name, asked = parse_resource(resource)
+        _, name, units = parse_resource(resource)
         if EXCLUSIVE + name in held.resources:
             return True
-        if asked is None:
+        if units is None:
             return resource in held.resources
-        count, limit = self._reserved.get(name, (0, 0))
-        return held is self.requests[0] and asked[0] <= count and limit <= asked[1]
+        count, limit = units
+        reserved_count, reserved_limit = self._reserved_units.get(name, (0, 0))
+        return held is self.requests[0] and count <= reserved_count and reserved_limit <= limit
 
-    def _use_reserved(self, resources: Sequence[str]) -> None:
-        """Take the units of resources from the reserved ones."""
-        for _, name, asked in map(parse_resource, resources):
-            if asked is not None and name in self._reserved:
-                count, limit = self._reserved[name]
-                self._reserved[name] = count - asked[0], limit
+    def _use_reserved_units(self, resources: Sequence[str]) -> None:
+        """Subtract the units of resources from the reserved units."""
+        for _, name, units in map(parse_resource, resources):
+            if units is not None and name in self._reserved_units:
+                reserved_count, limit = self._reserved_units[name]
+                self._reserved_units[name] = reserved_count - units[0], limit
 
     def check_not_ended(self) -> None:
         """Raise RuntimeError if the block has ended."""
@@ -186,7 +192,7 @@ class TransactionLocks:
 
     def ended_error(self) -> RuntimeError:
         """Return the error of a call that waits for a lock when the block ends, or requests a lock later."""
-        return RuntimeError(f"the transaction {self.name!r} has ended: lock in its block only")
+        return RuntimeError(f"the transaction {self.name!r} has ended: lock resources only within its block")
 
     def check_not_lost(self) -> None:
         """Raise LockLost if any lock of the transaction was lost."""
@@ -195,11 +201,11 @@ class TransactionLocks:
                 raise copy_lock_lost(request.error)
 
     def waiting(self) -> list[Request]:
-        """Return the requests that still wait, in tasks or threads other than the one of the block."""
+        """Return the requests that still wait. At the end of the block, these are requests of other tasks or threads."""
         return [request for request in self.requests if request.state is RequestState.WAITING]
 
     def held(self) -> list[Request]:
-        """Return the requests whose locks must be released."""
+        """Return the requests whose locks are held, and must be released at the end of the block."""
         return [request for request in self.requests if request.state is RequestState.HELD]
 
 
@@ -218,5 +224,5 @@ class TransactionInfo:
 
     @property
     def fence(self) -> int:
-        """The greatest fencing token of the locks of this transaction; 0 if it has locked nothing yet."""
+        """The greatest fencing token of the locks of this transaction; 0 if nothing was locked yet."""
         return self._locks.fence

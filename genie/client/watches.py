@@ -1,16 +1,16 @@
 """Watches: subscriptions to the locks whose resources have a prefix, and their resynchronization.
 
-A subscription ends with its connection, or when the server sends `lagged`. Then, and if more than
-`MAX_BUFFERED_CHANGES` changes were not consumed yet, the watch is `LAGGING`: it ignores events. Once its buffered
-changes are consumed it sends `watch` again, on the current connection. The reply is a snapshot of the held locks. The
-watch compares it with the locks that it has reported, and reports the difference: `unlocked` for a lock that has
-ended, `locked` for a new one. A lock that was granted and released in between is not reported.
+A subscription ends with its connection, or when the server sends `lagged`. The watch is then `LAGGING`: it ignores events.
+It also becomes `LAGGING` if `MAX_BUFFERED_CHANGES` changes are not consumed yet. Once its buffered changes are consumed, it
+sends `watch` again, on the current connection. The reply is a snapshot of the held locks. The watch compares the snapshot
+with the locks that it has reported, and reports the difference: `unlocked` for a lock that has ended, `locked` for a new one.
+A lock that was granted and released in between is not reported.
 
 Two invariants: every `unlocked` follows a `locked` of the same resource and id; and a consumer that applies the changes
 never has two conflicting locks on one resource, since the end of one is reported before the grant of the other.
 
-A snapshot with more rows than the server's limit is `truncated`. A lock that was reported before and is missing from
-such a snapshot counts as held until its `unlocked` arrives, or a lock that conflicts with it.
+If more locks are held than the server's limit, the snapshot is `truncated`. A reported lock that is missing from such a
+snapshot counts as held until its `unlocked` arrives, or the `locked` of a conflicting lock.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from genie.protocol.messages import Event, HeldRow, Unwatched, Watching
 from genie.protocol.resources import check_name
 
 MAX_BUFFERED_CHANGES: Final = 10_000
-"""Limit of unconsumed changes, beyond which a watch ignores events and resynchronizes; one snapshot may exceed it."""
+"""With this number of unconsumed changes, a watch ignores events and needs a snapshot. A single snapshot may be larger."""
 
 
 class Change(Struct, frozen=True, gc=False):
     """A lock on `resource` (a name without a mode) was granted (`locked`) or has ended (`unlocked`).
 
-    `mode` is `shared`, `exclusive` or `units`, `id` is the id of the lock, and `transaction` is the name of its transaction,
+    `mode` is `shared`, `exclusive` or `units`. `id` is the id of the lock, and `transaction` is the name of its transaction,
     or None. A resource may be locked under several ids: by shared locks, by units, or by several locks of one transaction.
     For the mode `units`, `units` is the number of locked units, and `of` is the limit of units in use. Otherwise both are
     None. A resource such as `accounts/**` is a subtree: all names below it are locked.
@@ -54,10 +54,10 @@ class Change(Struct, frozen=True, gc=False):
     def conflicts_with(self, other: Change) -> bool:
         """Return whether two locks on the same resource conflict.
 
-        They conflict if their owners differ, unless both are shared or both are units, which exclude each other only by their
-        number. Locks of one transaction have the same owner.
+        Locks of one transaction do not conflict. Other locks conflict, unless both are shared or both are units.
         """
-        if self.id == other.id or (self.transaction is not None and self.transaction == other.transaction):
+        in_same_transaction = self.transaction is not None and self.transaction == other.transaction
+        if self.id == other.id or in_same_transaction:
             return False
         return self.mode != other.mode or self.mode == "exclusive"
 
@@ -66,7 +66,7 @@ class WatchState(Enum):
     """The state of a watch."""
 
     LAGGING = auto()
-    """The watch needs a snapshot from the server, and ignores events until then."""
+    """The watch ignores events until it has a snapshot from the server."""
     LIVE = auto()
     """The watch applies the events of the connection."""
     ENDED = auto()
@@ -91,13 +91,13 @@ class Watch(Call):
         self.changes: deque[Change] = deque()
         """The changes that the consumer has not taken yet."""
         self.held_locks: dict[str, dict[int, Change]] = {}
-        """The locks that are held after all `changes`, by resource and id."""
+        """The locks that are held once the consumer has taken all `changes`, by resource and id."""
         self.wants_next = False
         """True if the consumer waits for a change, and was not woken yet."""
         self.truncated = False
         """True if the last snapshot did not contain all held locks."""
         self.error: GenieError | None = None
-        """Why the server rejected the watch; None: not rejected, or the consumer was notified."""
+        """Why the server rejected the watch, until the consumer gets the error. Otherwise None."""
 
     @property
     def ended(self) -> bool:
@@ -105,7 +105,7 @@ class Watch(Call):
         return self.state is WatchState.ENDED
 
     def raise_rejection(self) -> None:
-        """Raise the error with which the server rejected the watch, if it did. The error is raised only once."""
+        """Raise the error with which the server rejected the watch, if there is one. It is raised only once."""
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -113,15 +113,15 @@ class Watch(Call):
     def apply_snapshot(self, rows: Sequence[HeldRow], truncated: bool) -> None:
         """Append the changes that lead from the locks reported so far to the held locks of a snapshot.
 
-        `truncated`: the snapshot does not contain all held locks. A reported lock that is missing from such a snapshot may
-        still be held, so no `unlocked` change is appended for it.
+        `truncated` is true if the snapshot does not contain all held locks. A reported lock that is missing from such a
+        snapshot may still be held, so no `unlocked` change is appended for it.
         """
         self.truncated = truncated
         if not truncated:
-            snapshot_keys = {(row.resource, row.id) for row in rows}
+            held_keys = {(row.resource, row.id) for row in rows}
             reported_keys = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
             for resource, id in reported_keys:
-                if (resource, id) not in snapshot_keys:
+                if (resource, id) not in held_keys:
                     self.apply_unlocked(resource, id)
         for row in rows:
             self.apply_locked(row)
@@ -157,13 +157,13 @@ class Watch(Call):
 
 def _matches(prefix: str, resource: str) -> bool:
     """Return whether a resource has the prefix, or is a subtree that contains all names with the prefix."""
-    return resource.startswith(prefix) or (
-        is_subtree(resource) and prefix.startswith(resource.removesuffix(WHOLE_NAMESPACE))
-    )
+    if resource.startswith(prefix):
+        return True
+    return is_subtree(resource) and prefix.startswith(resource.removesuffix(WHOLE_NAMESPACE))
 
 
 class WatchInfo:
-    """The attributes of a watch that both clients have in common."""
+    """The attributes that `genie.Watch` and `genie.sync.Watch` have in common."""
 
     __slots__ = ("_watch",)
 
@@ -179,8 +179,8 @@ class WatchInfo:
     def truncated(self) -> bool:
         """True if the last snapshot was truncated, because more locks are held than the server searches or sends.
 
-        If so, some held locks may not be reported. The `unlocked` event of a lock that ended during a disconnection may be
-        delayed until a conflicting lock on the same resource is granted.
+        If so, some held locks may not be reported. The `unlocked` change of a lock that ended while the client was
+        disconnected may be delayed until a conflicting lock on the same resource is granted.
         """
         return self._watch.truncated
 
@@ -208,9 +208,9 @@ class Watches:
         self._open_watches: dict[Watch, None] = {}
         """An ordered set of the open watches."""
         self._subscribed_prefixes: set[str] = set()
-        """Prefixes of the `watch` commands sent on this connection, without the prefixes that were unsubscribed later."""
+        """The prefixes that the client has subscribed to on this connection, and has not unsubscribed from."""
         self._unanswered: set[Watch] = set()
-        """Watches whose `watch` command has no reply yet. A watch that is closed before the reply stays here until then."""
+        """Watches whose `watch` command has no reply yet, even if they were closed since."""
 
     def __bool__(self) -> bool:
         return bool(self._open_watches)
@@ -220,8 +220,8 @@ class Watches:
     def request_next(self, watch: Watch, now: float) -> None:
         """Record that the consumer of a watch waits for the next change, and send the `watch` command if necessary.
 
-        The watch must not have ended, and must have no changes. The next change, or the end of the watch, is returned later
-        among the outcomes of a received message.
+        The watch must not have ended, and must have no changes. An outcome wakes the consumer at the next change, or at the
+        end of the watch.
         """
         self._open_watches[watch] = None
         watch.wants_next = True
@@ -231,13 +231,13 @@ class Watches:
         """End a watch, and unsubscribe from its prefix unless another watch has the same prefix."""
         self._open_watches.pop(watch, None)
         self._end(watch, error=None)
-        has_other = any(other.prefix == watch.prefix for other in self._open_watches)
-        if watch.prefix in self._subscribed_prefixes and not has_other:
+        is_prefix_used = any(other.prefix == watch.prefix for other in self._open_watches)
+        if watch.prefix in self._subscribed_prefixes and not is_prefix_used:
             self._subscribed_prefixes.discard(watch.prefix)
             self._calls.send(Unwatch(watch.prefix), now)
 
     def close_all(self) -> None:
-        """End all watches, because the client is being closed, and its session with it."""
+        """End all watches, because the client is being closed. Its subscriptions end with its session."""
         for watch in self.all():
             del self._open_watches[watch]
             self._end(watch, error=None)
@@ -251,7 +251,7 @@ class Watches:
     def send_needed(self, now: float) -> None:
         """Send the `watch` command of each watch that needs a snapshot now, if there is a connection.
 
-        It needs one if its consumer waits, it is lagging, and no reply to its command is awaited.
+        A watch needs a snapshot if it is lagging, its consumer waits, and its last command was answered.
         """
         if self._handshake.phase is not UP:
             return
@@ -262,13 +262,13 @@ class Watches:
                 self._subscribed_prefixes.add(watch.prefix)
 
     def on_message(self, message: Watching | Unwatched | Event, now: float) -> None:
-        """Handle the reply to a `watch` or `unwatch`, or the event `lagged`: the server has ended all subscriptions."""
+        """Handle the reply to a `watch` or `unwatch`, or the event `lagged`."""
         match message:
             case Watching():
                 self._on_watching(message.payload)
             case Unwatched():
                 self._calls.pop(Unwatch, message.payload.ref)
-            case Event():
+            case Event():  # `lagged`: the server has ended all subscriptions
                 self._resynchronize()
                 self.send_needed(now)
 
@@ -286,7 +286,7 @@ class Watches:
     def on_rejected(self, watch: Watch, error: GenieError) -> None:
         """End a watch that the server rejected with `error`.
 
-        A consumer that waits for a change gets the error now. Otherwise the consumer gets it when it next asks for a change.
+        A consumer that waits for a change gets the error now. Otherwise the error is kept until the consumer wants a change.
         """
         self._unanswered.discard(watch)
         self._open_watches.pop(watch, None)
@@ -311,15 +311,15 @@ class Watches:
                 self._wake(watch)
 
     def on_disconnected(self) -> None:
-        """Resynchronize all watches on the next connection."""
+        """Make all watches fetch a snapshot on the next connection."""
         self._unanswered.clear()
         self._resynchronize()
 
     def _resynchronize(self) -> None:
         """Make all watches fetch a snapshot, because their subscriptions have ended.
 
-        The prefix of a `watch` command without a reply remains subscribed, because the server executes the command later.
-        This is also true if the watch was closed after the command was sent.
+        The prefix of a `watch` command without a reply remains subscribed, even if the watch was closed since, because the
+        server has not executed the command yet.
         """
         self._subscribed_prefixes &= {watch.prefix for watch in self._unanswered}
         for watch in self._open_watches:
@@ -328,13 +328,13 @@ class Watches:
     # -- helpers ------------------------------------------------------------------------------------------
 
     def _wake(self, watch: Watch) -> None:
-        """Append the outcome that wakes the consumer of a watch, if the consumer waits and the watch has a change."""
+        """Wake the consumer of a watch by an outcome, if the consumer waits and the watch has a change."""
         if watch.wants_next and watch.changes:
             watch.wants_next = False
             self._calls.outcomes.append(Outcome(watch))
 
     def _end(self, watch: Watch, error: GenieError | None) -> None:
-        """End a watch. If the consumer waits, `error` is raised there; None: the consumer's iteration ends."""
+        """End a watch, and wake its consumer. `error` is raised in a waiting consumer. Without it, the iteration ends."""
         watch.state = WatchState.ENDED
         watch.changes.clear()
         watch.held_locks.clear()

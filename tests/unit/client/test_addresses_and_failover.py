@@ -101,7 +101,7 @@ def test_defaults_come_from_the_environment(monkeypatch):
 
 
 def test_a_service_link_of_kubernetes_is_ignored_with_one_warning(monkeypatch, caplog):
-    config._warn_of_service_link.cache_clear()
+    config._warn_port_ignored.cache_clear()
     monkeypatch.setenv("GENIE_PORT", "tcp://10.96.3.4:7077")
     assert parse_addresses("h:1") == [Address("h", 1)]
     assert not caplog.records, "the port is not needed"

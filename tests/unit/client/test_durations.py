@@ -16,7 +16,7 @@ from genie.client.durations import to_seconds
 
 @pytest.fixture(autouse=True)
 def no_warning_was_emitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durations, "_warned_of", set())
+    monkeypatch.setattr(durations, "_warned_names", set())
 
 
 def test_a_request_takes_timedeltas() -> None:
