@@ -87,7 +87,8 @@ class ServerList:
         self._last_failure = "no answer"
         """Why the last attempt or connection failed, for error messages."""
         self._missing = "server"
-        """What is missing at the addresses, for error messages. If a server answered `unavailable`, it is not a server."""
+        """What is missing at the addresses, for error messages: "serving leader" if the last server answered `unavailable`,
+        else "server"."""
         self._rejection = ""
         """The last server that rejected the client for good, and its error, for error messages. Empty if none did."""
 
