@@ -361,7 +361,9 @@ async def test_work_of_the_wrong_kind_is_an_error_that_says_so(client, threads):
 
     with pytest.raises(TypeError, match=r"the work must be a coroutine function, not <function .*plain"):
         await client.run_transaction(plain)
-    with pytest.raises(TypeError, match=r"the work must be a function, not the coroutine function .*coroutine_function"):
+    with pytest.raises(
+        TypeError, match=r"the work must be a function, not the coroutine function .*coroutine_function"
+    ):
         await asyncio.to_thread(threads.run_transaction, coroutine_function)
 
 
