@@ -213,13 +213,17 @@ class CommandScheduler:
         if self._paused:
             self._resume_paused()
 
-    def take_all(self, connection: Peer) -> Iterator[Iterator[Item]]:
-        """Yield each queued input of a connection, and remove it. Only for the connection whose turn it is."""
+    def replace_all(self, connection: Peer, replace: Callable[[Item], Item]) -> None:
+        """Replace each queued item of a connection, at the moment at which the item would be executed."""
         queue = connection.input_queue
-        while queue:
-            items, _, size = queue.popleft()
-            yield items
-            self._count_finished(connection, size)
+        for _ in range(len(queue)):
+            items, count, size = queue.popleft()
+            if isinstance(items, UnsplitLines):
+                lines: list[Item] = []
+                while items:
+                    lines += [line for line in items.split_next() if line]
+                items, count = iter(lines), len(lines)
+            queue.append((map(replace, items), count, size))
 
     def clear(self) -> None:
         """Drop all references to connections."""

@@ -6,6 +6,7 @@ The ends of connections, a `bye` that has ended some requests, and the rest of t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from genie.errors import RequestRejected
 from genie.protocol.commands import Hello
@@ -41,9 +42,9 @@ class Rejecter:
         """
         errors: list[RequestRejected] = []
         if self._collect_errors(connection, items, errors):
-            # The `hello` is rejected, so later commands must not be executed: they would lack its session.
-            for later_items in self._scheduler.take_all(connection):
-                self._collect_errors(connection, later_items, errors)
+            # The `hello` is rejected, so later commands must not be executed, even if the store is available again when they are
+            # next: they would lack its session.
+            self._scheduler.replace_all(connection, partial(_error_or_item, connection))
         had_replies = bool(connection.outbox)
         self._notifier.reject_now(connection, errors)
         if had_replies and len(connection.outbox) > MAX_BUFFERED_REPLIES + MAX_BUFFERED_EVENTS:
@@ -87,3 +88,8 @@ class Rejecter:
             if rejection is not None:
                 errors.append(rejection)
         return has_hello
+
+
+def _error_or_item(connection: Peer, item: Item) -> Item:
+    """Return the error for an item that is not executed, or the item itself if it needs no error."""
+    return reject_item(connection, item) or item

@@ -195,27 +195,28 @@ def test_unsplit_lines_are_split_when_they_are_executed() -> None:
     assert (simulated.scheduler.bytes, simulated.connections["a"].queued_bytes) == (0, 0)
 
 
-def test_all_queued_items_of_a_connection_can_be_taken_in_order() -> None:
+def test_all_queued_items_of_a_connection_can_be_replaced() -> None:
     simulated = SchedulerWithClock()
     data = b"".join(b"%d\n" % number for number in range(10_000))
     simulated.add_items("a", [b"first"], 1)
     simulated.add_items("a", UnsplitLines(data), len(data))
     simulated.add("b", 1.0)
     simulated.add_items("a", [b"last"], 1)
-    taken: list[Item] = []
+    connection = simulated.connections["a"]
+    seen: list[Item] = []
 
-    def take_all_of_a(connection: Connection, items: Iterator[Item]) -> None:
-        if connection is simulated.connections["a"]:
-            taken.extend(items)
-            for later_items in simulated.scheduler.take_all(connection):
-                taken.extend(later_items)
+    def collect(executed: Connection, items: Iterator[Item]) -> None:
+        if executed is connection:
+            seen.extend(items)
+            if len(seen) == 1:
+                simulated.scheduler.replace_all(connection, lambda item: [item])  # type: ignore[arg-type, return-value]
 
-    simulated.scheduler.run_batch(take_all_of_a)
-    assert taken == [b"first", *data.splitlines(), b"last"]
-    assert not simulated.connections["a"].input_queue
+    simulated.scheduler.run_batch(collect)
+    assert len(seen) < 5_000, "in several batches"
     while simulated.scheduler:
-        simulated.batch()
-    assert (simulated.scheduler.bytes, simulated.connections["a"].queued_bytes) == (0, 0)
+        simulated.scheduler.run_batch(collect)
+    assert seen == [b"first", *([line] for line in data.splitlines()), [b"last"]]
+    assert (simulated.scheduler.bytes, connection.queued_bytes) == (0, 0)
 
 
 def test_reading_resumes_when_the_queue_of_a_connection_is_below_its_limit() -> None:

@@ -1,0 +1,78 @@
+"""Commands of clients while the store is unavailable: they are rejected in slices, between which other clients are served."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+from genie.server import scheduler
+from support.core.sliced_pipeline import SECRET, Client, World, exceed_store_timeout
+
+LINES = 10_000
+
+
+async def queue_after_hello(world: World, client: Client) -> None:
+    """Queue a `hello` and very many lines after it, while a commit is in flight that exceeds the store timeout."""
+    world.store.held_back = []
+    Client(world).lock("a")
+    await asyncio.sleep(0)
+    client.send("hello", session=SECRET, sessionTimeout=60_000)
+    client.connection.data_received(b"x\n" * LINES + b'{"command":"request","payload":{"resources":["exclusive:b"]}}\n')
+    exceed_store_timeout(world.pipeline)
+
+
+def codes(client: Client) -> list[str]:
+    return [message["payload"].get("code", "") for message in client.received]
+
+
+async def test_the_commands_after_a_rejected_hello_are_rejected_in_slices() -> None:
+    world = World()
+    client, other = Client(world), Client(world)
+    await queue_after_hello(world, client)
+    counts = [0]
+    while counts[-1] < LINES + 2:
+        pongs = len(other.received)
+        other.send("ping")
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(other.received) == pongs + 1, "the other client is answered in between"
+        counts.append(len(client.received))
+    assert max(after - before for before, after in pairwise(counts)) <= 3 * (scheduler.MAX_BATCH + scheduler.QUANTUM)
+    assert codes(client) == ["unavailable", *["bad-json"] * LINES, "unavailable"]
+    world.pipeline.stop()
+
+
+async def test_the_commands_after_a_rejected_hello_are_not_executed_when_the_store_is_available_again() -> None:
+    world = World()
+    client = Client(world)
+    await queue_after_hello(world, client)
+    await asyncio.sleep(0)
+    assert 0 < len(client.received) < LINES
+    client.lock("c")
+    client.send("hello", session=SECRET, sessionTimeout=60_000)
+    client.lock("d")
+    world.store.acknowledge()
+    await world.settle()
+    for _ in range(3):  # the lines after the first `hello` are read when all earlier ones are rejected
+        await asyncio.sleep(0)
+    await world.settle()
+    assert codes(client)[: LINES + 3] == ["unavailable", *["bad-json"] * LINES, "unavailable", "unavailable"]
+    assert client.commands()[LINES + 3 :] == ["welcome", "queued", "locked"]
+    assert {*world.table.uncontended} == {"a", "d"}
+    world.pipeline.stop()
+
+
+async def test_blank_lines_after_a_rejected_hello_get_no_error() -> None:
+    world = World()
+    client = Client(world)
+    world.store.held_back = []
+    Client(world).lock("a")
+    await asyncio.sleep(0)
+    client.send("hello", session=SECRET, sessionTimeout=60_000)
+    client.connection.data_received(b"\n \n" * LINES + b"x\n")
+    exceed_store_timeout(world.pipeline)
+    for _ in range(2 * LINES // scheduler.CHUNK):
+        await asyncio.sleep(0)
+    assert not world.pipeline._scheduler
+    assert codes(client) == ["unavailable", "bad-json"]
+    world.pipeline.stop()
