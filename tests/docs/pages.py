@@ -71,22 +71,29 @@ def prose(page: str) -> list[str]:
     return found
 
 
-def table(page: str, *headers: str) -> list[dict[str, str]]:
-    """Return the rows of the only table that starts with these headers."""
+def tables(page: str, *headers: str) -> list[list[dict[str, str]]]:
+    """Return the rows of each table that starts with these headers."""
     rows: list[list[str]] = []
-    tables = []
+    found = []
     for line in [*prose(page), ""]:
         if line.startswith("|"):
             rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
         elif rows:
-            tables.append(rows)
+            head, rule, *body = rows
             rows = []
-    (found,) = [rows for rows in tables if tuple(rows[0][: len(headers)]) == headers]
-    head, rule, *body = found
-    assert all(set(cell) <= set("-: |") for cell in rule)
-    for row in body:
-        assert len(row) == len(head), f"{page}: {row} does not have the columns {head}"
-    return [dict(zip(head, row, strict=True)) for row in body]
+            if tuple(head[: len(headers)]) != headers:
+                continue
+            assert all(set(cell) <= set("-: |") for cell in rule)
+            for row in body:
+                assert len(row) == len(head), f"{page}: {row} does not have the columns {head}"
+            found.append([dict(zip(head, row, strict=True)) for row in body])
+    return found
+
+
+def table(page: str, *headers: str) -> list[dict[str, str]]:
+    """Return the rows of the only table that starts with these headers."""
+    (found,) = tables(page, *headers)
+    return found
 
 
 def code(cell: str) -> str:
