@@ -28,6 +28,7 @@ class ClientCase:
     """The execution of one case. The methods `_do_…` execute the steps."""
 
     def __init__(self, case: Case, adapter: AdapterProcess, limit_s: float) -> None:
+        # More than 16 fields: what the steps of a case share. Each step is a method.
         self._case = case
         self._adapter = adapter
         self._limit_s = limit_s

@@ -112,6 +112,7 @@ class HistorySettings:
 class Settings:
     """All settings of a server. `from_options` makes them from the flat names of `genie serve`."""
 
+    # More than 16 fields: settings that several modules read are groups of their own, these are the others.
     host: str = "127.0.0.1"
     port: int = 7077
     namespaces: tuple[str, ...] = (NAMESPACE,)

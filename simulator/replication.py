@@ -107,6 +107,7 @@ class ReplicatedRedis(SimRedis):
         self, loop: SimLoop, host: str, replication_log: ReplicationLog, random: Random, max_lag_s: float
     ) -> None:
         super().__init__()
+        # More than 16 fields: the state as a master and as a replica, because the role changes.
         self._loop = loop
         self.host = host
         self._replication_log = replication_log

@@ -63,6 +63,7 @@ LOSSES = ("lose writes", "flush the store")
 class Scenario:
     """The parameters of one simulation. Durations are in virtual time."""
 
+    # More than 16 fields: the seed decides each parameter independently of the others.
     seed: int
     server_count: int = 1
     wire_client_count: int = 2

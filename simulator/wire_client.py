@@ -51,6 +51,7 @@ class WireClient:
     """
 
     def __init__(self, context: ClientContext, name: str, random: Random, session: str | None) -> None:
+        # More than 16 fields: the properties of the client, and the state of its session and of its connection.
         self.context = context
         self.name = name
         self.random = random

@@ -78,6 +78,7 @@ class Namespace(ApiModel):
 class State(ApiModel):
     """`/api/state`: overview of the requested namespace. `connections` and `lag` belong to the whole server."""
 
+    # More than 16 fields: the page reads everything that it shows all the time in one request.
     version: str
     namespace: str
     namespaces: list[Namespace]

@@ -94,6 +94,7 @@ class Request:
     milliseconds of the lock manager's clock, except `since_unix_ms`.
     """
 
+    # More than 16 fields: a server may have millions of requests, and each object takes memory.
     shared: tuple[str, ...]
     exclusive: tuple[str, ...]
     queue_timeout_ms: float

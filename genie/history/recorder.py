@@ -81,9 +81,10 @@ _Fields = tuple[
 
 
 class Recorder:
-    """Records the steps of one leadership. For speed, the state of the marks is in this object: each command reads it."""
+    """Records the steps of one leadership."""
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redaction: Redaction) -> None:
+        # More than 16 fields, because each command reads the state of the marks: a field of a field takes two look-ups.
         self._lines: list[bytes] = []
         """Lines that are not joined yet, in order."""
         self._marked_at = NEEDS_CONTEXT

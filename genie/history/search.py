@@ -70,6 +70,7 @@ class Entry(Struct, omit_defaults=True):
     `asked_at` is None if the request was granted before the history begins. `fence` is 0 if it was never granted.
     """
 
+    # More than 16 fields: each is a key of an entry in the output of `genie history --json`.
     id: int
     asked_at: float | None = None
     granted_at: float | None = None

@@ -217,6 +217,7 @@ class HistoryWriter:
     """
 
     def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
+        # More than 16 fields: the arguments, and the state of the event loop and of the thread on both sides of the queue.
         self.directory = directory
         self.retention = retention
         self._namespace, self._server = namespace, server

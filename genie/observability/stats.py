@@ -117,6 +117,7 @@ class Stats:
     """Counters of a namespace since the start of the process, over all changes of its role."""
 
     def __init__(self) -> None:
+        # More than 16 fields: each is a number that the metrics show.
         self.granted = 0
         """Requests granted immediately."""
         self.waited = 0

@@ -74,6 +74,7 @@ class Server:
         read_settings: Callable[[], Settings] | None = None,
         describe_error: Callable[[ValueError], str] = str,
     ) -> None:
+        # More than 16 fields: the arguments, and the parts of a server, which this class starts and stops.
         self.settings = settings
         self._read_settings = read_settings
         self._describe_error = describe_error

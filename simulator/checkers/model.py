@@ -106,6 +106,7 @@ class Model:
     """
 
     def __init__(self, diverged: dict[int, float], diverged_connections: set[int]) -> None:
+        # More than 16 fields: the same history, indexed by what the checks ask for.
         self._diverged = diverged
         self.diverged_connections = diverged_connections
         self.now = 0.0
