@@ -13,6 +13,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
@@ -22,8 +23,8 @@ import java.util.concurrent.locks.ReentrantLock;
 
 /**
  * Drives the client for the conformance kit: calls arrive as JSON lines on standard input, answers and events leave on standard
- * output. conformance/README.md specifies them. With the argument {@code async}, locks are requested with {@code lockAsync}, and a
- * cancel cancels the future; otherwise it interrupts the thread of the call.
+ * output. conformance/README.md specifies them. With the argument {@code async}, locks are requested with {@code lockAsync} and
+ * {@code lockAnyAsync}, and a cancel cancels the future; otherwise it interrupts the thread of the call.
  */
 public final class Adapter {
     private static final double DEFAULT_LIMIT_MS = 20_000;
@@ -163,7 +164,8 @@ public final class Adapter {
                 failed.put("lock", null);
                 return lock.isPresent() ? added(lock.get()) : failed;
             case "acquireAny":
-                return added(present.lockAny(options(call), anyOf(call)));
+                return added(isAsync ? granted(present.lockAnyAsync(options(call), anyOf(call)), canceller)
+                        : present.lockAny(options(call), anyOf(call)));
             case "release":
                 locks.get((long) call.get("lock")).release();
                 return Map.of();
@@ -224,7 +226,10 @@ public final class Adapter {
         if (!isAsync) {
             return present.lock(options(call), texts(call, "resources"));
         }
-        var future = present.lockAsync(options(call), texts(call, "resources"));
+        return granted(present.lockAsync(options(call), texts(call, "resources")), canceller);
+    }
+
+    private static Lock granted(CompletableFuture<Lock> future, Canceller canceller) {
         canceller.set(() -> future.cancel(false));
         try {
             return future.join();

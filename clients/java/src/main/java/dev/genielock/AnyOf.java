@@ -70,4 +70,10 @@ public record AnyOf(BigInteger target, List<String> resources, List<BigInteger> 
         return new AnyOf(target, Stream.concat(resources.stream(), Stream.of(Resources.withMode(resource))).toList(),
                 Stream.concat(weights.stream(), Stream.of(weight)).toList());
     }
+
+    /** Returns the names and values of the fields of the request. */
+    Object[] fields() {
+        var texts = weights.stream().map(BigInteger::toString).toList();
+        return new Object[] {"anyOf", resources, "weights", texts, "target", target.toString()};
+    }
 }

@@ -1,6 +1,5 @@
 package dev.genielock;
 
-import java.math.BigInteger;
 import java.time.Duration;
 import java.util.HashMap;
 import java.util.List;
@@ -303,12 +302,8 @@ public final class GenieClient implements AutoCloseable {
      *     the default executor of {@link CompletableFuture}, unless they name another one
      */
     public CompletableFuture<Lock> lockAsync(LockOptions options, String... resources) {
-        LockOptions all = session.config.defaults().overriddenBy(options);
-        var lock = new Lock(session, all, Resources.withModes(resources));
-        return session.executeAsync("request", all.request("resources", lock.resources()), lock,
-                all.limit(session.config.responseTimeout()), () -> lock.isLate
-                        ? lock.extendAsync(all.transactionTimeout()).thenApply(extended -> lock)
-                        : CompletableFuture.completedFuture(lock));
+        List<String> list = Resources.withModes(resources);
+        return acquireAsync(session.config.defaults().overriddenBy(options), list, "resources", list);
     }
 
     /**
@@ -332,9 +327,23 @@ public final class GenieClient implements AutoCloseable {
      * @throws GenieException as {@link #lock(LockOptions, String...)}
      */
     public Lock lockAny(LockOptions options, AnyOf choices) throws InterruptedException {
-        LockOptions all = session.config.defaults().overriddenBy(options).queueTimeout(Duration.ZERO);
-        var weights = choices.weights().stream().map(BigInteger::toString).toList();
-        return acquire(all, choices.resources(), "anyOf", choices.resources(), "weights", weights, "target", choices.target().toString());
+        return acquire(withoutWait(options), choices.resources(), choices.fields());
+    }
+
+    /**
+     * Locks free resources as {@link #lockAny}, without waiting for the server.
+     *
+     * @param options the options
+     * @param choices the resources, their weights, and the target
+     * @return completes with the lock, or exceptionally as {@link #lockAny(LockOptions, AnyOf)}. For {@code cancel} see
+     *     {@link #lockAsync(LockOptions, String...)}
+     */
+    public CompletableFuture<Lock> lockAnyAsync(LockOptions options, AnyOf choices) {
+        return acquireAsync(withoutWait(options), choices.resources(), choices.fields());
+    }
+
+    private LockOptions withoutWait(LockOptions options) {
+        return session.config.defaults().overriddenBy(options).queueTimeout(Duration.ZERO);
     }
 
     long responseTimeout() { return session.config.responseTimeout(); }
@@ -352,6 +361,15 @@ public final class GenieClient implements AutoCloseable {
             }
         }
         return lock;
+    }
+
+    /** Requests a lock. The options include the defaults, and the resources their modes. */
+    private CompletableFuture<Lock> acquireAsync(LockOptions options, List<String> resources, Object... fields) {
+        var lock = new Lock(session, options, resources);
+        return session.executeAsync("request", options.request(fields), lock, options.limit(session.config.responseTimeout()),
+                () -> lock.isLate
+                        ? lock.extendAsync(options.transactionTimeout()).thenApply(extended -> lock)
+                        : CompletableFuture.completedFuture(lock));
     }
 
     /**
@@ -398,27 +416,42 @@ public final class GenieClient implements AutoCloseable {
      * @param work what to do
      * @throws E if the work throws it
      * @throws InterruptedException if the thread is interrupted
-     * @throws GenieException as {@link #transactionResult}
+     * @throws GenieException as {@link #transactionResult(LockOptions, TransactionFunction)}
      */
     public <E extends Exception> void transaction(Work<Transaction, E> work) throws E, InterruptedException {
         transaction(LockOptions.of(), work);
     }
 
     /**
-     * Runs a transaction, as {@link #transactionResult}, without a value.
+     * Runs a transaction, as {@link #transactionResult(LockOptions, TransactionFunction)}, without a value.
      *
      * @param <E> the checked exception of the work
      * @param options the options of each request
      * @param work what to do
      * @throws E if the work throws it
      * @throws InterruptedException if the thread is interrupted
-     * @throws GenieException as {@link #transactionResult}
+     * @throws GenieException as {@link #transactionResult(LockOptions, TransactionFunction)}
      */
     public <E extends Exception> void transaction(LockOptions options, Work<Transaction, E> work) throws E, InterruptedException {
         this.<Boolean, E>transactionResult(options, transaction -> {
             work.accept(transaction);
             return true;
         });
+    }
+
+    /**
+     * Runs a transaction that returns a value, with the default options.
+     *
+     * @param <T> the type of the value
+     * @param <E> the checked exception of the work
+     * @param work what to do
+     * @return the value of the work
+     * @throws E if the work throws it
+     * @throws InterruptedException if the thread is interrupted
+     * @throws GenieException as {@link #transactionResult(LockOptions, TransactionFunction)}
+     */
+    public <T, E extends Exception> T transactionResult(TransactionFunction<T, E> work) throws E, InterruptedException {
+        return transactionResult(LockOptions.of(), work);
     }
 
     /**
@@ -445,6 +478,20 @@ public final class GenieClient implements AutoCloseable {
     public <T, E extends Exception> T transactionResult(LockOptions options, TransactionFunction<T, E> work)
             throws E, InterruptedException {
         return Transaction.run(this, session.config.defaults().overriddenBy(options), work);
+    }
+
+    /**
+     * Waits until this client is the leader of an election, and executes the work, with the default options.
+     *
+     * @param <E> the checked exception of the work
+     * @param name the name of the election
+     * @param work what the leader does
+     * @throws E if the work throws it
+     * @throws InterruptedException if the thread is interrupted
+     * @throws GenieException as {@link #elect(String, LockOptions, Work)}
+     */
+    public <E extends Exception> void elect(String name, Work<Lock, E> work) throws E, InterruptedException {
+        elect(name, LockOptions.of(), work);
     }
 
     /**

@@ -12,6 +12,7 @@ import java.util.Map;
 import java.util.NoSuchElementException;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CyclicBarrier;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.junit.jupiter.api.AfterAll;
@@ -81,6 +82,12 @@ class ServerTest {
             var failure = assertThrows(InsufficientException.class, () -> client.lockAny(choices));
             assertEquals(List.of(0L, 90L), List.of(failure.free().longValueExact(), failure.locked().longValueExact()));
             assertTrue(first.isHeld());
+            var failed = client.lockAnyAsync(LockOptions.of(), choices);
+            var cause = assertThrows(ExecutionException.class, () -> failed.get(20, TimeUnit.SECONDS)).getCause();
+            assertEquals(90, ((InsufficientException) cause).locked().longValueExact());
+        }
+        try (Lock chosen = client.lockAnyAsync(LockOptions.of(), choices).get(20, TimeUnit.SECONDS)) {
+            assertEquals(List.of("exclusive:token/1"), chosen.resources());
         }
     }
 
@@ -97,7 +104,7 @@ class ServerTest {
     private static void lockBoth(String first, String second, CyclicBarrier barrier, AtomicInteger attempts) {
         try {
             var isFirst = new AtomicInteger();
-            long fence = client.<Long, Exception>transactionResult(LockOptions.of(), tx -> {
+            long fence = client.<Long, Exception>transactionResult(tx -> {
                 attempts.incrementAndGet();
                 tx.lock(first);
                 if (isFirst.getAndIncrement() == 0) {
@@ -167,6 +174,7 @@ class ServerTest {
             assertTrue(client.tryLock("leader/test").isEmpty());
         });
         assertTrue(client.leader("leader/test").isEmpty());
+        client.elect("leader/test", lock -> assertEquals(lock.id(), client.leader("leader/test").orElseThrow().id()));
     }
 
     @Test
