@@ -16,7 +16,8 @@ import (
 
 const (
 	defaultPingInterval = 2 * time.Second
-	leaseParts          = 3 // how often the lease of the session is renewed while it lasts
+	minPingInterval     = 100 * time.Millisecond // a server could recommend a nanosecond
+	leaseParts          = 3                      // how often the lease of the session is renewed while it lasts
 
 	readBuffer   = 64 << 10
 	maxInline    = 4 << 10 // bytes of a command that its caller writes to the connection
@@ -89,7 +90,7 @@ func (conn *conn) handshake(hostPort string) error {
 			}
 			conn.resumed = p.Resumed
 			if interval := fromMS(p.PingInterval); interval > 0 {
-				conn.pingInterval = interval
+				conn.pingInterval = max(interval, minPingInterval)
 			}
 			conn.pingInterval = min(conn.pingInterval, conn.client.config.SessionTimeout/leaseParts)
 			return nil
@@ -145,7 +146,7 @@ func (conn *conn) next() (*message, error) {
 		if err == nil {
 			return m, nil
 		}
-		if !errors.As(err, new(*json.UnmarshalTypeError)) { // otherwise it is a message of a newer server
+		if !errors.As(err, new(*json.UnmarshalTypeError)) || isKnown(m.Command) { // otherwise it is a message of a newer server
 			return m, fmt.Errorf("the server sent an invalid message: %.80q (%w)", line, err)
 		}
 	}

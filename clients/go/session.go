@@ -28,6 +28,11 @@ const (
 // maxUnknownLocks is the maximum number of unanswered releases of locks that this client has not requested.
 const maxUnknownLocks = 1000
 
+// commands are the commands of the answers that are no `locked`, `released` or `error`.
+var commands = map[string]string{
+	"pong": "ping", "extended": "extend", "inspected": "inspect", "watching": "watch", "unwatched": "unwatch", "bye": "bye",
+}
+
 // call is a command without an answer.
 type call struct {
 	number     uint64 // the order of the commands; also the ref of most
@@ -364,7 +369,7 @@ func (c *Client) onReleased(r *call, p *payload) {
 		c.finish(r, p.notGranted())
 	case r != nil && r.lock != nil:
 		r.lock.onEnded(r, p.Reason)
-	case r != nil:
+	case r != nil && (r.name == "release" || r.name == "extend"):
 		r.answer = p
 		c.finish(r, nil)
 		delete(c.locks, p.ID) // a lock that is detached
@@ -382,8 +387,8 @@ func (c *Client) onAnswer(conn *conn, r *call, m *message) {
 		c.mu.Unlock()
 		defer c.mu.Lock()
 		c.emitUp(conn.address)
-	case r == nil:
-		c.warn("an answer was ignored, because its ref is not known", "command", m.Command, "ref", p.Ref)
+	case r == nil || r.name != commands[m.Command]: // a request was not granted by it
+		c.warn("an answer was ignored, because no such command has its ref", "command", m.Command, "ref", p.Ref)
 	case r.name == "extend" && r.lock != nil:
 		r.lock.onExtended(r)
 	default:

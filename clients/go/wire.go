@@ -15,6 +15,7 @@ const (
 	maxCommand      = 1 << 20       // bytes in a line, of the server
 	maxMessage      = 2 << 20       // bytes in a line of the server, as the protocol advises
 	maxTimeoutMS    = math.MaxInt32 // as a queue timeout: no limit
+	maxDigits       = 100           // of a sum of weights: at most as many weights of 78 digits as a request may have names
 	maxTimeout      = maxTimeoutMS * time.Millisecond
 
 	reasonSuccess            = "success"
@@ -92,6 +93,15 @@ func (f *fields) check(line []byte) error {
 type message struct {
 	Command string
 	Payload payload
+}
+
+// isKnown returns whether the client handles a message. Without its fields a command would have no answer.
+func isKnown(command string) bool {
+	switch command {
+	case "welcome", "locked", "released", "extended", "pong", "inspected", "watching", "unwatched", "event", "bye", "error":
+		return true
+	}
+	return false
 }
 
 // payload has the fields of all messages. protocol.md describes them.
@@ -179,9 +189,12 @@ func unixMS(ms float64) time.Time { return time.UnixMicro(int64(ms * 1000)) }
 
 func toUnixMS(t time.Time) float64 { return float64(t.UnixMicro()) / 1000 }
 
+// toBig returns a sum of weights. It is 0 if the server has sent no sum: another number could be of any size.
 func toBig(n json.Number) *big.Int {
-	i, _ := new(big.Int).SetString(n.String(), 10)
-	return i
+	if sum, ok := new(big.Int).SetString(n.String()[:min(len(n), maxDigits)], 10); ok && len(n) <= maxDigits {
+		return sum
+	}
+	return new(big.Int)
 }
 
 // rejection returns the error that the server has sent.

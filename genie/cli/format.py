@@ -103,10 +103,12 @@ def shorten(text: str, columns: int) -> str:
 
 def wrap_text(text: str, columns: int) -> list[str]:
     """Escape a text, and break it into lines of at most `columns` terminal columns, also within words."""
-    lines = [""]
+    lines, used = [""], 0
     for char in printable(text):
-        if lines[-1] and width(lines[-1] + char) > columns:
+        used += width(char)
+        if lines[-1] and used > columns:
             lines.append("")
+            used = width(char)
         lines[-1] += char
     return lines
 

@@ -396,6 +396,8 @@ class Requests:
         elif isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
             outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))
+        elif call is not None:  # a defective server answers another command: its caller still waits
+            self._calls.pending[call.ref] = call
 
     def _resend_waiting(self) -> None:
         """Send all waiting requests again, because the request that was just released by its id may be one of them.

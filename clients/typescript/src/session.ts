@@ -22,6 +22,11 @@ const RESUME_REF = 'resume';
 const DEFAULT_PING_INTERVAL = 2_000;
 const MIN_PING_INTERVAL = 100;
 const MAX_PING_INTERVAL = 5_000;
+/** The commands that each message may answer, besides `error`. An `extend` without its time would hold a lock for ever. */
+const ANSWERED: Readonly<Record<string, readonly string[]>> = {
+  released: ['release', 'extend'], pong: ['ping'], extended: ['extend'], inspected: ['inspect'], watching: ['watch'],
+  unwatched: ['unwatch'], bye: ['bye'],
+};
 /** After so many take-overs in a row, another process uses the secret of the session. */
 const MAX_TAKEOVERS = 3;
 /**
@@ -477,12 +482,13 @@ export class Session implements ConnectionHandler {
       this.#connection.backoff.reset();
     }
     if (command === 'error') this.#onError(payload, call);
-    else if (call instanceof Command) this.#onAnswer(call, payload);
+    else if (call instanceof Command && ANSWERED[command]?.includes(call.name)) this.#onAnswer(call, payload);
+    else if (call instanceof Command) this.logger.debug(`ignored: ${command} ${ref} does not answer ${call.name}`);
     else if (command === 'locked') this.#onLocked(payload, call);
     else if (command === 'released' && call) this.#onReleased(payload, call);
     else if (command === 'event') for (const watch of this.#watches) watch.onEvent(payload);
     else if (command === 'pong' && ref === RESUME_REF && this.#phase === 'resuming') this.#onResumed(true);
-    else this.logger.debug(`ignored: ${JSON.stringify(message)}`); // not needed, such as `queued` and a second `released`, or of a newer server
+    else this.logger.debug(`ignored: ${command} ${ref}`); // not needed, such as `queued` and a second `released`, or of a newer server
   }
 
   onWelcome({ protocol, namespace, resumed, pingInterval }: Welcome, helloSentAt: number): void {

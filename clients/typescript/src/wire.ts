@@ -157,10 +157,46 @@ export class MessageReader {
   }
 }
 
+type Check = (value: unknown) => boolean;
+
+const isText: Check = (value) => typeof value === 'string';
+const isNumber: Check = Number.isFinite;
+const isObject: Check = (value) => typeof value === 'object' && value !== null;
+const isList = (isItem: Check): Check => (value) => Array.isArray(value) && value.every(isItem);
+/** A sum of weights: at most as many weights of 78 digits as a request may have names. */
+const isSum: Check = (value) => Number.isSafeInteger(value) || (typeof value === 'string' && /^[0-9]{1,100}$/.test(value));
+const isOptional = (check: Check): Check => (value) => value === undefined || value === null || check(value);
+const maybeText = isOptional(isText);
+const maybeNumber = isOptional(isNumber);
+
+/**
+ * The fields of the messages that the client computes with. A lock with a text as its `expiresIn` would never end, and a request
+ * would have no answer if its end has a sum that is no number.
+ */
+const FIELDS: Readonly<Record<string, Readonly<Record<string, Check>>>> = {
+  welcome: { pingInterval: maybeNumber },
+  locked: { ref: maybeText, id: isNumber, fence: isNumber, expiresIn: maybeNumber, resources: isOptional(isList(isText)) },
+  released: {
+    ref: maybeText, id: isNumber, reason: isText, waited: maybeNumber, blockers: isOptional(isList(isObject)),
+    cycle: isOptional(isList(isText)), waits: isOptional(isList(isObject)), free: isOptional(isSum), locked: isOptional(isSum),
+  },
+  extended: { ref: maybeText, transactionTimeout: isNumber },
+  watching: { ref: maybeText, held: isList((row) => isObject(row) && isText((row as Change).resource)) },
+  event: { state: isText, resource: maybeText },
+  error: { ref: maybeText, code: isText, message: isText, leader: maybeText },
+};
+const REF: Readonly<Record<string, Check>> = { ref: maybeText };
+
+function isMessage(message: { command: string; payload: Record<string, unknown> }): boolean {
+  const fields = FIELDS[message.command] ?? REF;
+  for (const name in fields) if (!fields[name]!(message.payload[name])) return false;
+  return true;
+}
+
 function parse(line: string): Message {
   try {
-    const message = JSON.parse(line) as Message | null;
-    if (typeof message?.command === 'string' && typeof message.payload === 'object' && message.payload) return message;
+    const message = JSON.parse(line);
+    if (isText(message?.command) && isObject(message.payload) && isMessage(message)) return message as Message;
   } catch {
     // Reported below.
   }

@@ -19,6 +19,7 @@ import javax.net.ssl.SSLSocket;
 /** One connection. A thread of its own makes the handshake; then the thread of {@link Dialer} reads it. */
 final class Connection {
     private static final long DEFAULT_PING_INTERVAL = 2_000_000_000L;
+    private static final long MIN_PING_INTERVAL = 100_000_000L; // a server could recommend a nanosecond
     private static final int LEASE_PARTS = 3; // how often the lease of the session is renewed while it lasts
     static final long MAX_ATTEMPT = 5_000_000_000L; // for a connection and its handshake
     private static final int READ_BUFFER = 64 << 10;
@@ -91,7 +92,8 @@ final class Connection {
         }
         isResumed = welcome.isTrue("resumed");
         long interval = Wire.nanos(welcome.number("pingInterval"));
-        pingInterval = Math.min(interval > 0 ? interval : DEFAULT_PING_INTERVAL, session.config.sessionTimeout() / LEASE_PARTS);
+        pingInterval = Math.max(interval > 0 ? interval : DEFAULT_PING_INTERVAL, MIN_PING_INTERVAL);
+        pingInterval = Math.min(pingInterval, session.config.sessionTimeout() / LEASE_PARTS);
     }
 
     private void dial(InetSocketAddress endpoint) throws IOException {

@@ -31,6 +31,8 @@ final class Session {
     static final String TAKEN_OVER = "session-taken-over"; // another process uses the secret of the session
     private static final String HELLO_REF = "hello";
     private static final String PING_REF = "resume"; // of the ping after `hello`
+    private static final Map<String, String> COMMANDS = Map.of("pong", "ping", "extended", "extend", "inspected", "inspect", "watching",
+            "watch", "unwatched", "unwatch", "bye", "bye"); // which command an answer answers
     private static final int MAX_UNKNOWN_LOCKS = 1000; // unanswered releases of locks that this client has not requested
     private static final long STABLE_AFTER = 2_000_000_000L; // a connection that lasted so long resets the backoff
     private static final long MAX_BYE = 3_000_000_000L;
@@ -499,7 +501,7 @@ final class Session {
             finish(call, message.notGranted());
         } else if (call != null && call.lock != null) {
             call.lock.onEnded(call, message.text("reason"));
-        } else if (call != null) {
+        } else if (call != null && (call.isRelease() || call.name.equals("extend"))) {
             finish(call, message, null);
             locks.remove(message.id()); // a lock that is detached
         } else if (lock != null) {
@@ -509,8 +511,8 @@ final class Session {
 
     /** Handles any other answer to a command. */
     private void onAnswer(Call call, Wire.Message message) {
-        if (call == null) {
-            warn("the answer {0} was ignored, because its ref is not known: {1}", message.command(), message.text("ref"));
+        if (call == null || !call.name.equals(COMMANDS.get(message.command()))) { // a request was not granted by it
+            warn("the answer {0} was ignored, because no such command has its ref: {1}", message.command(), message.text("ref"));
         } else if (call.isExtend()) {
             call.lock.onExtended(call);
         } else {

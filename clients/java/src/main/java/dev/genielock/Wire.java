@@ -1,7 +1,6 @@
 package dev.genielock;
 
 import java.io.IOException;
-import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
@@ -12,6 +11,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.function.Function;
+import java.util.regex.Pattern;
 
 /** The lines of the protocol. */
 final class Wire {
@@ -28,6 +28,9 @@ final class Wire {
     static final double MAX_TIMEOUT_MS = Integer.MAX_VALUE;
 
     private static final double NANOS_PER_MS = 1e6;
+
+    /** A sum of weights: at most as many weights of 78 digits as a request may have names. */
+    private static final Pattern SUM = Pattern.compile("\\d{1,100}");
 
     private Wire() {}
 
@@ -102,12 +105,9 @@ final class Wire {
         }
 
         private BigInteger big(String name) {
-            Object value = fields.get(name);
-            try {
-                return value == null ? BigInteger.ZERO : new BigDecimal(value.toString()).toBigInteger();
-            } catch (NumberFormatException e) {
-                return BigInteger.ZERO; // a field of another type counts as missing
-            }
+            // A number with an exponent, such as 1e99999999, would be computed for minutes.
+            String value = String.valueOf(fields.get(name));
+            return SUM.matcher(value).matches() ? new BigInteger(value) : BigInteger.ZERO;
         }
 
         private Instant since() { return Instant.EPOCH.plus(Math.round(number("since") * 1e3), ChronoUnit.MICROS); }
