@@ -3,9 +3,9 @@
     python -m genie.history.archiver DIRECTORY MAX_BYTES MAX_AGE_S
 
 archives every complete file of a directory. A raw file `NAME.jsonl` becomes `NAME.jsonl.gz`: gzip members of about
-`BLOCK_BYTES` each, so that `zcat` reads the file and a search reads single blocks. `NAME.index` is its index. The next file
-begins with the requests that are live at the end of this file (a *snapshot*), so each file can be read without the earlier
-files.
+`BLOCK_BYTES` each, so that `zcat` reads the file and a search reads single blocks. `NAME.index` is its index. The requests that
+are live at the end of a file are its *snapshot*. The next file begins with the snapshot, so each file can be read without the
+earlier files.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ from genie.history.segments import (
 DAMAGED: Final = ".damaged"
 """Suffix of a raw file that could not be read. It is not searched, and deleted when it is old."""
 COMPRESSION_LEVEL: Final = 3
+"""zlib's level, from 1 to 9."""
 BLOCK_ENTRY_BYTES: Final = 96
-"""Maximum number of bytes that a block takes in the header of an index."""
+"""Maximum size of a block's entry in the header of an index."""
 EMPTY_ARCHIVE_BYTES: Final = 1 << 10
-"""Maximum bytes of an archived file without any event, together with its index."""
+"""Maximum size of an archived file without any event, together with its index."""
 LEFTOVER_S: Final = 3_600.0
 """Age beyond which a file that belongs to no segment is a leftover. A process may still write a younger file."""
 PART_REQUESTS: Final = 100
 """Number of requests of a snapshot that are encoded together."""
 EXPIRY_DELAY_MS: Final = 3_600_000.0
-"""Maximum time for which a request stays live after its deadline, because the store is unavailable."""
+"""Maximum time for which a request may stay live after its deadline. It does so while the store is unavailable."""
 
 # -- The requests that are live --------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class LiveRequests:
         """Number of live requests whose lines are missing, because there was no room for a snapshot. -1 if the number is
         unknown."""
         self.last_at = 0.0
-        """The time of the last line."""
+        """The time of the last line, in Unix ms."""
 
     def apply(self, line: Line) -> None:
         """Apply one line. A line about an unknown request, whose beginning is not in the history, changes nothing."""
@@ -99,7 +100,8 @@ class LiveRequests:
             if requests.pop(line.id, None) is None and self.unrecorded_count > 0:
                 self.unrecorded_count -= 1
         elif isinstance(line, Gap):
-            self.unrecorded_count = line.live or self.unrecorded_count
+            if line.live:  # the gap replaces a snapshot
+                self.unrecorded_count = line.live
         elif not isinstance(line, Opened) and (request := requests.get(line.id)) is not None:
             requests[line.id] = changed(request, line)
 
@@ -109,13 +111,16 @@ class LiveRequests:
         A request whose deadline passed long ago is omitted: the request has ended, but its end was not recorded because the
         disk was too slow.
         """
-        carried = [
-            request
-            if isinstance(request, Carried)
-            else carry(request, request.at, getattr(request, "fence", 0), deadline_of(request), None)
-            for request in self.requests.values()
-        ]
-        return [each for each in carried if each.deadline is None or each.deadline >= self.last_at - EXPIRY_DELAY_MS]
+        oldest_deadline = self.last_at - EXPIRY_DELAY_MS
+        carried = []
+        for request in self.requests.values():
+            deadline = deadline_of(request)
+            if deadline is not None and deadline < oldest_deadline:
+                continue
+            if not isinstance(request, Carried):
+                request = carry(request, request.at, fence_of(request), deadline, None)  # noqa: PLW2901 - the same request
+            carried.append(request)
+        return carried
 
     def snapshot(self, max_bytes: int) -> bytes | None:
         """Return the live requests, encoded as the first lines of the next file.
@@ -124,13 +129,12 @@ class LiveRequests:
         """
         if self.unrecorded_count:
             return None
-        carried, parts, size = self.carried(), list[bytes](), 0
+        carried, snapshot = self.carried(), bytearray()
         for start in range(0, len(carried), PART_REQUESTS):  # in parts, to stop early if the snapshot is too large
-            parts.append(records.encode_lines(carried[start : start + PART_REQUESTS]))
-            size += len(parts[-1])
-            if size > max_bytes:
+            snapshot += records.encode_lines(carried[start : start + PART_REQUESTS])
+            if len(snapshot) > max_bytes:
                 return None
-        return b"".join(parts)
+        return bytes(snapshot)
 
     def gap(self) -> Gap:
         """Return the line that replaces a snapshot of these requests."""
@@ -147,11 +151,16 @@ def deadline_of(request: Queued) -> float | None:
     return None if request.queue_timeout_ms >= NO_TIMEOUT_MS else request.at + request.queue_timeout_ms
 
 
+def fence_of(request: Queued) -> int:
+    """Return the fencing token of a request, or 0 if it waits."""
+    return request.fence if isinstance(request, Granted) else 0
+
+
 def carry(
     request: Queued, at: float, fence: int, deadline: float | None, positions: dict[str, tuple[float, int]] | None
 ) -> Carried:
-    """Return a request in its current state, as a line of the next file."""
-    fields: dict[str, Any] = {name: getattr(request, name) for name in Queued.__struct_fields__[1:]}
+    """Return a request in its current state, as a line of the next file. The other arguments are as in `Carried`."""
+    fields: dict[str, Any] = {name: getattr(request, name) for name in Queued.__struct_fields__ if name != "at"}
     return Carried(at, **fields, fence=fence, deadline=deadline, positions=positions)
 
 
@@ -161,7 +170,7 @@ def changed(request: Queued, line: Locked | Extended | Moved) -> Queued:
         return carry(request, line.at, line.fence, line.at + request.transaction_timeout_ms, None)
     if isinstance(line, Extended) and isinstance(request, Granted):
         return carry(request, request.at, request.fence, line.at + line.transaction_timeout_ms, None)
-    if isinstance(line, Moved) and not getattr(request, "fence", 0):
+    if isinstance(line, Moved) and not fence_of(request):
         return carry(request, request.at, 0, deadline_of(request), line.positions)
     return request
 
@@ -182,18 +191,23 @@ class _ArchiveWriter:
         """Keys of the requests that are live, by id."""
         self._event_count = 0
         self._is_unrecorded = False
+        """True if a gap replaces the snapshot with which the file begins."""
 
     def add(self, lines: list[Line], text: bytes, reserve: Callable[[int], bool]) -> bool:
-        """Append one block, whose encoded `lines` are `text`. Return False if `reserve` has no room for it."""
-        keys_of_block, times = self._keys_and_times(lines)
+        """Append one block, whose encoded `lines` are `text`. Return False if `reserve` has no room for it.
+
+        `reserve` is called with the bytes that the archive and its index become larger. Raises UnreadableHistory if the file has
+        too many blocks.
+        """
+        block_keys, times = self._keys_and_times(lines)
         number = len(self._blocks)
         if number >> NUMBER_BITS:
             raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
         compressor = zlib.compressobj(COMPRESSION_LEVEL, zlib.DEFLATED, GZIP)
         member = compressor.compress(text) + compressor.flush()
-        if not reserve(len(member) + BLOCK_ENTRY_BYTES + ENTRY_BYTES * len(keys_of_block)):
+        if not reserve(len(member) + BLOCK_ENTRY_BYTES + ENTRY_BYTES * len(block_keys)):
             return False
-        self._pairs += [key << NUMBER_BITS | number for key in keys_of_block]
+        self._pairs += [key << NUMBER_BITS | number for key in block_keys]
         offset = self._file.tell()
         first, last = (min(times), max(times)) if times else (None, None)
         self._file.write(member)
@@ -203,32 +217,23 @@ class _ArchiveWriter:
 
     def _keys_and_times(self, lines: list[Line]) -> tuple[set[int], array[float]]:
         """Return the index keys and the times of the events of a block. Updates the keys of the live requests."""
-        keys, keys_of_block, times = self._keys, set[int](), array("d")
+        block_keys, times = set[int](), array("d")
         for line in lines:
             if isinstance(line, (Locked, Released, Extended, Moved)):
-                keys_of_block.update(keys.get(line.id, ()))
-                if type(line) is Released:
-                    keys.pop(line.id, None)
+                block_keys.update(self._keys.get(line.id, ()))
+                if isinstance(line, Released):
+                    self._keys.pop(line.id, None)
             elif isinstance(line, Queued):
-                found = [key_of("r", name) for name in line.names]
-                found += [
-                    key_of(kind, name)
-                    for kind, name in (("t", line.transaction), ("c", line.principal))
-                    if name is not None
-                ]
-                keys[line.id] = found
-                keys_of_block.update(found)
-                if isinstance(line, Carried):
-                    continue
+                self._keys[line.id] = _keys_of(line)
+                block_keys.update(self._keys[line.id])
+            elif isinstance(line, Gap) and line.live:
+                self._is_unrecorded = True
+                continue  # this gap lacks no events
             elif isinstance(line, Gap):
-                if line.live:
-                    self._is_unrecorded = True
-                    continue
-                keys_of_block.add(GAP_KEY)
-            else:
-                continue
-            times.append(line.at)
-        return keys_of_block, times
+                block_keys.add(GAP_KEY)
+            if records.is_event(line):
+                times.append(line.at)
+        return block_keys, times
 
     def __enter__(self) -> Self:
         return self
@@ -244,15 +249,25 @@ class _ArchiveWriter:
         return encode_index(self._blocks, self._pairs, self._event_count, is_unrecorded=self._is_unrecorded)
 
 
+def _keys_of(request: Queued) -> list[int]:
+    """Return the index keys of a request: of its resources, its transaction and its client."""
+    keys = [key_of("r", name) for name in request.names]
+    if request.transaction is not None:
+        keys.append(key_of("t", request.transaction))
+    if request.principal is not None:
+        keys.append(key_of("c", request.principal))
+    return keys
+
+
 def archive(segment: Segment, following: Segment | None, room: Room) -> int:
     """Compress and index one raw file, and write the snapshot with which the `following` file begins.
 
     A gap replaces events or a snapshot for which there is no room. Return the number of new gaps.
 
-    The raw file is deleted when its archive is durable: if this process is killed before, the next process archives the raw
+    The raw file is deleted when its archive is durable. If this process is killed before, the next process archives the raw
     file again.
     """
-    archived, index, snapshot = map(segment.sibling, (ARCHIVED, INDEX, STATE))
+    archived, index, snapshot = segment.sibling(ARCHIVED), segment.sibling(INDEX), segment.sibling(STATE)
     part, live = archived.with_name(f"{archived.name}.part"), LiveRequests()
     room.reserve(EMPTY_ARCHIVE_BYTES)
     with _ArchiveWriter(part) as writer:
@@ -271,38 +286,38 @@ def archive(segment: Segment, following: Segment | None, room: Room) -> int:
 
 
 def _write_snapshot(following: Segment, live: LiveRequests, room: Room) -> int:
-    """Write the live requests with which a file begins, or a gap if there is no room. Return 1 for a new gap, else 0."""
-    snapshot = live.snapshot(room.retention.snapshot_bytes)
-    gap_count = 0
-    if snapshot is None or not room.reserve(len(snapshot)):
-        snapshot = records.encode_lines([live.gap()])
-        if not live.unrecorded_count:  # otherwise this gap began in an earlier file, and was counted there
-            gap_count = 1
-    _write_durably(following.sibling(STATE), snapshot)
-    return gap_count
+    """Write the live requests with which a file begins, or a gap if there is no room. Return the number of new gaps, 0 or 1."""
+    path, snapshot = following.sibling(STATE), live.snapshot(room.retention.snapshot_bytes)
+    if snapshot is not None and room.reserve(len(snapshot)):
+        _write_durably(path, snapshot)
+        return 0
+    _write_durably(path, records.encode_lines([live.gap()]))
+    began_before = live.unrecorded_count != 0  # in an earlier file, which has counted the gap
+    return 0 if began_before else 1
 
 
 def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Room) -> bool:
     """Apply the lines of a raw file to `live`, and copy them to an archive while there is room.
 
-    Return whether all were copied.
+    A gap replaces the rest. Return whether all lines were copied.
     """
-    missing_times: list[float] = []
-    """The times of the first and the last event that are not copied. Empty if all are copied."""
+    gap: Gap | None = None
     for lines in _lines_to_archive(segment):
         for line in lines:
             live.apply(line)
-        if missing_times or not writer.add(lines, records.encode_lines(lines), room.reserve):
-            missing_times += [line.at for line in lines if records.is_event(line)] or [live.last_at]
-            missing_times = [min(missing_times), max(missing_times)]
-    if missing_times:
-        gap = Gap(missing_times[0], 1, missing_times[1])
+        if gap is None and writer.add(lines, records.encode_lines(lines), room.reserve):
+            continue
+        times = [line.at for line in lines if records.is_event(line)] or [live.last_at]
+        if gap is None:
+            gap = Gap(min(times), 1, max(times))
+        gap.at, gap.until = min(gap.at, *times), max(gap.until, *times)
+    if gap is not None:
         writer.add([gap], records.encode_lines([gap]), lambda _bytes: True)  # `EMPTY_ARCHIVE_BYTES` are reserved
-    return not missing_times
+    return gap is None
 
 
 def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
-    """Yield the lines of a raw file.
+    """Yield the lines of a raw file, several at a time.
 
     If the live requests are unknown, because the previous file was deleted, the first line is a gap.
     """
@@ -312,6 +327,7 @@ def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
 
 
 def _write_durably(path: Path, content: bytes) -> None:
+    """Write a file that only the owner can read, so that after a crash it is complete or does not exist."""
     part = path.with_name(f"{path.name}.part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
@@ -321,6 +337,7 @@ def _write_durably(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
+    """Make the renamed and created files of a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -334,7 +351,7 @@ def _sync_directory(directory: Path) -> None:
 class Room:
     """The bytes of a directory that the archiver may still use. The oldest files are deleted to make room.
 
-    The raw files do not count: the servers write them, and have a share of their own.
+    Raw files do not count: they have a share of their own, which the servers use.
     """
 
     def __init__(self, directory: Path, retention: Retention) -> None:
@@ -342,37 +359,42 @@ class Room:
         segments = list_segments(directory)
         files = [path for path in directory.iterdir() if NAME.fullmatch(path.name) and not is_raw(path)]
         self._used_bytes = sum(map(size_of, files))
-        owned = {path for segment in segments for path in segment.files}
-        self._deletable: deque[tuple[Path, ...]] = deque((path,) for path in sorted(files) if path not in owned)
-        """Files that may be deleted together, the first ones first: leftovers and damaged files, then archives by age."""
+        segment_files = {path for segment in segments for path in segment.files}
+        others = [path for path in sorted(files) if path not in segment_files]  # leftovers and damaged files
+        self._deletable: deque[tuple[Path, ...]] = deque((path,) for path in others)
+        """The files that may be deleted, in the order of their deletion. The files of a tuple are deleted together."""
         self._deletable += [segment.files for segment in segments if segment.is_archived]
 
     def reserve(self, count: int) -> bool:
         """Delete old files until `count` more bytes fit, and count these as used. Return False if they do not fit."""
         has_room = self._shrink_to(self.retention.archive_bytes - count)
-        self._used_bytes += count if has_room else 0
+        if has_room:
+            self._used_bytes += count
         return has_room
 
     def add_deletable(self, *paths: Path) -> None:
-        """Allow the deletion of files, whose bytes are reserved already."""
+        """Allow that files are deleted together to make room. Their bytes are reserved already."""
         self._deletable.append(paths)
 
     def release(self, count: int) -> None:
-        """Subtract the bytes of files, because the caller deletes these files."""
+        """Subtract the bytes of files that the caller deletes."""
         self._used_bytes -= count
 
     def shrink(self) -> None:
-        """Delete the oldest files until the others fit, and the server has room for one more raw file."""
-        segments = list_segments(self._directory)
-        complete = deque(segment for segment in segments if not segment.is_archived and not is_recorded(segment))
-        raw = raw_bytes(self._directory, self.retention)
+        """Delete the oldest files until the others fit, and the server has room for one more raw file.
+
+        Archives are deleted first, then raw files that no server writes any more.
+        """
         self._shrink_to(self.retention.archive_bytes)
-        while complete and (
-            raw > self.retention.raw_bytes - RESERVED_BYTES or self._used_bytes > self.retention.archive_bytes
-        ):
-            segment = complete.popleft()
-            raw -= size_of(segment.path)
-            self._delete(segment.files[1:])
+        segments = list_segments(self._directory)
+        complete = [segment for segment in segments if not segment.is_archived and not is_recorded(segment)]
+        total_raw_bytes = raw_bytes(self._directory, self.retention)
+        for segment in complete:
+            raw_fits = total_raw_bytes <= self.retention.raw_bytes - RESERVED_BYTES
+            if raw_fits and self._used_bytes <= self.retention.archive_bytes:
+                return
+            total_raw_bytes -= size_of(segment.path)
+            self._delete([segment.sibling(STATE)])
             segment.path.unlink(missing_ok=True)
 
     def _shrink_to(self, max_bytes: int) -> bool:
@@ -382,6 +404,7 @@ class Room:
         return self._used_bytes <= max_bytes
 
     def _delete(self, paths: Iterable[Path]) -> None:
+        """Delete files, and subtract their bytes."""
         for path in paths:
             self._used_bytes -= size_of(path)
             path.unlink(missing_ok=True)
@@ -391,9 +414,10 @@ def archive_complete(directory: Path, retention: Retention | None = None) -> int
     """Archive each raw file that no server writes any more, in order. Return the number of dropped writes.
 
     A file that cannot be read is renamed, so that later files are archived. Files of another version of Genie are left to that
-    version, except the oldest if they take more than half of the room for raw files.
+    version. If they take more than half of the room for raw files, the oldest are deleted.
     """
     foreign: dict[str, Segment] = {}
+    """The files of another version of Genie, by stem."""
     room, dropped = Room(directory, retention or Retention()), 0
     while True:
         raw = [segment for segment in list_segments(directory) if not segment.is_archived]
@@ -409,19 +433,31 @@ def archive_complete(directory: Path, retention: Retention | None = None) -> int
                 foreign[segment.stem] = segment
                 sys.stderr.write(f"{error}; it is not archived\n")
             except UnreadableHistory as error:
-                damaged = segment.path.with_name(f"{segment.path.name}{DAMAGED}")
-                sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
-                if room.reserve(size_of(segment.path)):
-                    segment.path.rename(damaged)
-                    room.add_deletable(damaged)
-                else:
-                    segment.path.unlink()
-    sizes = {stem: size_of(segment.path) for stem, segment in foreign.items()}
-    for stem, segment in foreign.items():
-        if sum(sizes.values()) > room.retention.raw_bytes // 2:
-            sizes[stem] = 0
-            segment.path.unlink(missing_ok=True)
+                _set_aside(segment.path, error, room)
+    _limit_foreign([*foreign.values()], room.retention.raw_bytes // 2)
     return dropped
+
+
+def _set_aside(path: Path, error: UnreadableHistory, room: Room) -> None:
+    """Rename a raw file that cannot be read, or delete it if there is no room for it among the archived files."""
+    if room.reserve(size_of(path)):
+        damaged = path.with_name(f"{path.name}{DAMAGED}")
+        sys.stderr.write(f"{error}; it is kept as {damaged.name}\n")
+        path.rename(damaged)
+        room.add_deletable(damaged)
+    else:
+        sys.stderr.write(f"{error}; it is deleted, because there is no room for it\n")
+        path.unlink()
+
+
+def _limit_foreign(segments: list[Segment], max_bytes: int) -> None:
+    """Delete the first of these files until the others have at most `max_bytes`."""
+    total_bytes = sum(size_of(segment.path) for segment in segments)
+    for segment in segments:
+        if total_bytes <= max_bytes:
+            return
+        total_bytes -= size_of(segment.path)
+        segment.path.unlink(missing_ok=True)
 
 
 def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
@@ -432,16 +468,14 @@ def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
     segments = list_segments(directory)
     for segment in segments:
         if segment.is_archived:
-            if now_ms - _expires_from(segment) <= max_age_s * 1000:
+            if now_ms - _ages_from_ms(segment) <= max_age_s * 1000:
                 break
             for path in segment.files:
                 path.unlink(missing_ok=True)
-    kept = {
-        path
-        for segment in segments
-        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path)
-        for path in segment.files
-    }
+    kept: set[Path] = set()
+    for segment in segments:
+        if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path):
+            kept.update(segment.files)
     for path in directory.iterdir():
         if NAME.fullmatch(path.name) and path not in kept:
             with contextlib.suppress(FileNotFoundError):
@@ -450,12 +484,13 @@ def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
 
 
 def _is_young(path: Path, max_age_s: float, now_ms: float) -> bool:
-    """Return whether a file was changed within `max_age_s`, or within `LEFTOVER_S`, as its writer may not have ended."""
-    return now_ms - path.stat().st_mtime * 1000 <= max(max_age_s, LEFTOVER_S) * 1000
+    """Return whether a file was changed in the last `max_age_s`, but at least in the last `LEFTOVER_S`."""
+    changed_at_ms = path.stat().st_mtime * 1000
+    return now_ms - changed_at_ms <= max(max_age_s, LEFTOVER_S) * 1000
 
 
-def _expires_from(segment: Segment) -> float:
-    """Return when an archived file begins to age: at its last event, or when it was archived if it is damaged or has none."""
+def _ages_from_ms(segment: Segment) -> float:
+    """Return the Unix time in ms from which the age of an archived file counts: its last event, or else its creation."""
     with contextlib.suppress(UnreadableHistory):
         if segment.header.events:
             return segment.header.last_at
@@ -465,7 +500,7 @@ def _expires_from(segment: Segment) -> float:
 def shrink(directory: Path, retention: Retention) -> None:
     """Delete the oldest files of a directory until the rest is within the retention.
 
-    Do nothing if an archiver runs: it does the same.
+    Do nothing if an archiver runs, which does the same.
     """
     with _archiver_lock(directory) as is_locked:
         if is_locked:

@@ -12,7 +12,7 @@ from genie.history.search import Entry
 from genie.text import printable
 
 Scale = Callable[[float], float]
-"""Returns the horizontal position of a time."""
+"""Returns the horizontal position, in pixels, of a time in Unix ms."""
 WIDTH_PX: Final = 1_000
 LABEL_WIDTH_PX: Final = 260
 ROW_HEIGHT_PX: Final = 22
@@ -29,42 +29,49 @@ STYLE: Final = (
 
 
 def draw(entries: list[Entry], since_ms: float | None, until_ms: float) -> str:
-    """Return an SVG chart with one row for each request, in the given order.
+    """Return an SVG chart with one row for each request, in the given order. Times are in Unix ms.
 
-    The time axis begins at `since_ms`, or with the first request if `since_ms` is None. It ends at `until_ms` or at the last
-    recorded end, whichever is earlier.
+    The time axis begins with the first request, but not before `since_ms`. It ends with the last recorded end, but not after
+    `until_ms`.
     """
     start = min((entry.begins_at for entry in entries), default=until_ms - 1)
-    start = start if since_ms is None else max(start, since_ms)
-    end = min(until_ms, max((entry.last_at or until_ms for entry in entries), default=until_ms))
-    span = max(1.0, end - start)
+    if since_ms is not None:
+        start = max(start, since_ms)
+    last_end = max((entry.last_at or until_ms for entry in entries), default=until_ms)
+    end = min(until_ms, last_end)
+    span_ms = max(1.0, end - start)
     height = TOP_MARGIN_PX + ROW_HEIGHT_PX * len(entries) + BOTTOM_MARGIN_PX
 
     def x(at: float) -> float:
-        return LABEL_WIDTH_PX + (WIDTH_PX - LABEL_WIDTH_PX - RIGHT_MARGIN_PX) * max(0.0, min(at, end) - start) / span
+        share = max(0.0, min(at, end) - start) / span_ms
+        return LABEL_WIDTH_PX + (WIDTH_PX - LABEL_WIDTH_PX - RIGHT_MARGIN_PX) * share
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH_PX} {height}" width="{WIDTH_PX}" height="{height}">',
-        f"<title>Requests from {_format_time(start, span)} to {_format_time(end, span)} UTC</title><style>{STYLE}</style>",
+        f"<title>Requests from {_format_time(start, span_ms)} to {_format_time(end, span_ms)} UTC</title>",
+        f"<style>{STYLE}</style>",
         f'<rect width="{WIDTH_PX}" height="{height}" fill="#fff"/>',
         '<rect class="wait" x="10" y="10" width="12" height="12"/><text x="27" y="20">waits</text>',
         '<rect class="held" x="80" y="10" width="12" height="12"/><text x="97" y="20">holds</text>',
         '<rect class="shared" x="150" y="10" width="12" height="12"/><text x="167" y="20">holds shared</text>',
     ]
-    for tick in range(TICK_COUNT):
-        at = start + span * tick / (TICK_COUNT - 1)
-        anchor = "end" if tick == TICK_COUNT - 1 else "middle" if tick else "start"
-        lines.append(
-            f'<line class="tick" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{TOP_MARGIN_PX - 6}" y2="{height - BOTTOM_MARGIN_PX + 4}"/>'
-        )
-        lines.append(f'<text x="{x(at):.1f}" y="{height - 10}" text-anchor="{anchor}">{_format_time(at, span)}</text>')
+    anchors = ["start", *["middle"] * (TICK_COUNT - 2), "end"]  # the outer labels do not extend beyond the axis
+    for tick, anchor in enumerate(anchors):
+        at = start + span_ms * tick / (TICK_COUNT - 1)
+        top, bottom = TOP_MARGIN_PX - 6, height - BOTTOM_MARGIN_PX + 4
+        lines.append(f'<line class="tick" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{top}" y2="{bottom}"/>')
+        label = _format_time(at, span_ms)
+        lines.append(f'<text x="{x(at):.1f}" y="{height - 10}" text-anchor="{anchor}">{label}</text>')
     for row, entry in enumerate(entries):
         lines += _row(entry, TOP_MARGIN_PX + ROW_HEIGHT_PX * row, x, until_ms)
     return "\n".join([*lines, "</svg>", ""])
 
 
 def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
-    """Yield the label and the bars of one request, with its details as a tooltip."""
+    """Yield the SVG elements of one request: its label and its bars, with its details as a tooltip.
+
+    `y` is the top of the row in pixels, and `x` the horizontal scale. The bar of a live request ends at `until_ms`.
+    """
     label = entry.transaction or entry.note or entry.client or str(entry.id)
     shown = label if len(label) <= MAX_LABEL_LENGTH else label[: MAX_LABEL_LENGTH - 1] + "…"
     tooltip = f"{entry.id} {' '.join(entry.locks)}" + (f" — {entry.note}" if entry.note else "")
@@ -87,10 +94,11 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
 
 
 def _bar(kind: str, left: float, right: float, y: float, height: float) -> str:
+    """Return a rectangle of at least one pixel. `kind` is a class of `STYLE`, all other arguments are in pixels."""
     return f'<rect class="{kind}" x="{left:.1f}" y="{y}" width="{max(1.0, right - left):.1f}" height="{height}"/>'
 
 
 def _format_time(at_ms: float, span_ms: float) -> str:
-    """Return a time of day. The shorter the span of the chart, the more decimals the time has."""
-    text = f"{datetime.fromtimestamp(at_ms / 1000, UTC):%H:%M:%S.%f}"
-    return text[:8] if span_ms >= MINUTE_MS else text[:12]
+    """Return a time of day in UTC, with milliseconds if the chart spans less than a minute."""
+    time = datetime.fromtimestamp(at_ms / 1000, UTC).time()
+    return time.isoformat("seconds" if span_ms >= MINUTE_MS else "milliseconds")

@@ -36,28 +36,28 @@ from genie.history import records
 from genie.history.redaction import Redaction, redaction_key
 from genie.history.retention import Retention
 from genie.history.writer import HistoryWriter, clean_up_command, namespace_directory
-from genie.lock_modes import UnitCount
+from genie.lock_modes import S, UnitCount
 from genie.processes import run_process
 
 JOINED_LINES: Final = 32
-"""Number of stored lines that are joined at a time. It is small, so that the lines are still in the processor's cache."""
+"""Stored lines are joined when they are as many. This is few, so that the lines are still in the processor's cache."""
 LONG_BYTES: Final = 64 << 10
-"""If the stored lines have more bytes, fewer lines are joined: a line may have a MiB, and is decoded when it is joined."""
+"""Stored lines are also joined when they have as many bytes: a line may have a MiB, and is decoded when it is joined."""
 WRITTEN_BYTES: Final = 256 << 10
-"""Bytes of joined lines that are given to the writer together."""
+"""Joined lines are given to the writer when they have as many bytes."""
 FLUSH_INTERVAL_S: Final = 0.25
-"""Seconds after which stored lines are written, however few they are. A killed server loses the events of this time."""
+"""Stored lines are written after this time, however few they are. A killed server loses the events of this time."""
 PART_REQUESTS: Final = 100
 """Number of requests of a snapshot that are encoded together."""
 MAX_WAITS_FOR: Final = 4
-"""Number of requests that the line of a waiting request names at most."""
+"""Maximum number of blockers in the line of a waiting request."""
 
 CLEAN_UP_INTERVAL_S: Final = 3_600.0
-"""Seconds between two runs of the archiver, also on a server that is idle or does not lead."""
+"""Time between two runs of the archiver, also on a server that is idle or does not lead."""
 NEEDS_CONTEXT: Final = -1.0
-"""Value of `_marked_at` if the next command needs a mark with its whole context."""
+"""Value of `Recorder._marked_at` if the next command needs a mark with its whole context."""
 NO_MARK: Final = -1
-"""Value of `_mark_end` and `_note_end` if the mark is joined already."""
+"""Value of `Recorder._mark_end` and `Recorder._note_end` if the mark is joined already."""
 
 log = structlog.get_logger()
 
@@ -81,7 +81,10 @@ _Fields = tuple[
 
 
 class Recorder:
-    """Records the steps of one leadership."""
+    """Records the steps of one leadership as lines.
+
+    A *mark* is a line with the context of the commands that follow: the time, the principal, the note of the session.
+    """
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redaction: Redaction) -> None:
         # More than 16 fields, because each command reads the state of the marks: a field of a field takes two look-ups.
@@ -95,11 +98,12 @@ class Recorder:
         """The length of `_lines` after the last mark was appended. If `_lines` still has this length, no line follows the
         mark."""
         self._marked_note: str | None = None
-        """The note of the session in the marks. The line of a command of a session with another note needs a mark."""
+        """The note of the session in the last mark. The line of a command of a session with another note needs a mark."""
         self._earlier_note: str | None = None
-        """The note before the last mark of a note."""
+        """The value of `_marked_note` before the last mark of a note."""
         self._note_end = NO_MARK
-        """The length of `_lines` when the last mark of a note was appended, like `_mark_end`."""
+        """The length of `_lines` after the last mark of a note was appended. If `_lines` still has this length, no line follows
+        the mark."""
         self._stored_count = 0
         """Number of `_lines` whose effects are stored. The other lines are not written yet, because they may be lost with
         the leadership."""
@@ -113,18 +117,19 @@ class Recorder:
         self._writer = writer
         self._manager = manager
         self._offset_ms = manager.unix_offset_ms
+        """Unix time is the lock manager's time plus this."""
         self._redaction = redaction
         self._decoder = records.RawDecoder()
-        """Decodes the encoded lines again if names must be redacted."""
+        """Decodes the lines again if names must be redacted."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._record_state(manager)
+        self._write_snapshot(manager)
 
     def begin_turn(self, now: float, principal: Principal | None, note: str | None = None) -> list[Any]:
         """Prepare for commands of `principal` that are executed at `now`, and return the list for their lines.
 
         The dispatcher appends the line of each request that is granted at once, and of each release that ends a request.
-        `note` is the note of the session.
+        `note` is the note of the session. `now` is the lock manager's time (ms), as in the other methods.
         """
         if now != self._marked_at or principal is not self._marked_for:
             self._mark(now, principal)
@@ -135,7 +140,8 @@ class Recorder:
     def on_events(self, events: list[core.Event], now: float, line: object = None) -> None:
         """Record the events of a step whose line the dispatcher does not append. Must be called before the next step.
 
-        `line` is a request as a line that `RawDecoder` reads. With `line`, a request that waits is recorded as this line.
+        If the step is a request that the client sent as one line, `line` is this line. A request that waits is then recorded as
+        this line.
         """
         first = events[0]
         if len(events) == 1:
@@ -153,14 +159,15 @@ class Recorder:
                 self._lines.append(records.RELEASE % first.request.id)
                 return
         at = now + self._offset_ms
-        self._lines += [records.encode(each) for event in events if (each := self._line(event, at)) is not None]
+        lines = [self._to_line(event, at) for event in events]
+        self._lines += [records.encode(each) for each in lines if each is not None]
         if isinstance(first, Queued) and first.request.state is WAITING and first.request.moved is not None:
             self._lines.append(records.encode(records.Moved(at, first.request.id, _positions(first.request))))
 
     def on_id_skipped(self, now: float) -> None:
-        """Append a context mark with the next id, because a rejected request has used an id.
+        """Append a mark with the next id, because a rejected request has used an id.
 
-        Readers number requests from the id in the last context, so they would assign the skipped id to the next request.
+        A reader counts requests from the id in the last context, so it would assign the skipped id to the next request.
         """
         note = self._marked_note
         self._mark(now, self._marked_for, with_context=True)
@@ -168,23 +175,27 @@ class Recorder:
             self._mark_note(note)
 
     def _mark(self, now: float, principal: Principal | None, *, with_context: bool = False) -> None:
-        """Record the time of the lines that follow, and the rest of their context unless they continue from the last mark."""
+        """Append a mark for the lines that follow: only their time if the rest of their context is unchanged.
+
+        `with_context` appends the whole context in any case.
+        """
         self._drop_unused_note()
         lines, at = self._lines, now + self._offset_ms
         needs_context = with_context or self._marked_at == NEEDS_CONTEXT or principal is not self._marked_for
-        if len(lines) == self._mark_end:  # no line follows the last mark
-            unused = lines.pop()
-            needs_context = needs_context or unused.startswith(records.CONTEXT)
-        if not needs_context:
-            lines.append(records.TIME % at)
-        else:
-            name, manager = None if principal is None else principal.name, self._manager
-            lines.append(records.encode(records.Context(at, manager.next_id, manager.next_fence, name)))
+        if len(lines) == self._mark_end:  # no line follows the last mark: replace it
+            replaced = lines.pop()
+            needs_context = needs_context or replaced.startswith(records.CONTEXT)
+        if needs_context:
+            name = None if principal is None else principal.name
+            context = records.Context(at, self._manager.next_id, self._manager.next_fence, name)
+            lines.append(records.encode(context))
             self._marked_note = None
+        else:
+            lines.append(records.TIME % at)
         self._marked_at, self._marked_for, self._mark_end = now, principal, len(lines)
 
     def _mark_note(self, note: str | None) -> None:
-        """Add a line with the note of the session for the following lines, unless the last such line has the same note."""
+        """Append a mark with the note of the session for the lines that follow, unless the last mark has the same note."""
         self._drop_unused_note()
         if note != self._marked_note:
             self._lines.append(records.encode(records.Session(note)))
@@ -199,7 +210,7 @@ class Recorder:
             self._marked_note, self._note_end = self._earlier_note, NO_MARK
 
     def on_stored(self) -> None:
-        """Mark all lines so far as stored. Join and write them if they are many or long."""
+        """Record that the effects of all lines so far are stored. Join and write the lines if they are many or long."""
         lines = self._lines
         self._stored_bytes += sum(map(len, lines[self._stored_count :]))
         self._stored_count = stored = len(lines)
@@ -213,14 +224,15 @@ class Recorder:
             self._timer = self._loop.call_later(FLUSH_INTERVAL_S, self._on_timer)
 
     def _on_timer(self) -> None:
+        """Write all lines, or during a commit, let `on_stored` write them."""
         self._timer = None
         if self._stored_count == len(self._lines):
             self.flush()
-        else:  # lines that are not stored yet may depend on a mark in the stored lines, so `on_stored` writes all lines together
+        else:  # the lines that are not stored yet may depend on a mark in the others, so all must be written together
             self._is_flush_due = True
 
     def flush(self) -> None:
-        """Write all lines. All of them must be stored."""
+        """Write all lines. The effects of all lines must be stored."""
         self._drop_unused_note()
         lines = self._lines
         self._is_flush_due = False
@@ -232,20 +244,21 @@ class Recorder:
         self._write()
 
     def _join(self) -> None:
-        """Join all lines, with redacted names and without padding."""
-        text = b"\n".join(self._lines) + b"\n"
-        if len(text) > records.MAX_UNCHECKED_BYTES * len(self._lines) and not self._redaction.prefixes:
-            text = b"\n".join(map(records.without_padding, self._lines)) + b"\n"
-        self._lines.clear()
-        self._stored_count = self._stored_bytes = 0
-        self._mark_end = self._note_end = NO_MARK
+        """Join all lines, with redacted names and without superfluous text such as spaces."""
+        lines = self._lines
+        text = b"\n".join(lines) + b"\n"
         if self._redaction.prefixes:
             text = records.encode_lines(map(self._redaction.redact_line, self._decoder.decode(text)))
+        elif len(text) > records.MAX_UNCHECKED_BYTES * len(lines):
+            text = b"\n".join(map(records.without_padding, lines)) + b"\n"
+        lines.clear()
+        self._stored_count = self._stored_bytes = 0
+        self._mark_end = self._note_end = NO_MARK
         self._joined.append(text)
         self._joined_bytes += len(text)
 
     def _write(self) -> None:
-        """Give the joined lines to the writer. The next command needs a context, because its line may begin a file."""
+        """Pass the joined lines to the writer. The next command needs a context, because its line may begin a file."""
         if self._joined_bytes:
             self._writer.write(b"".join(self._joined))
         self._joined.clear()
@@ -253,9 +266,9 @@ class Recorder:
         self._marked_at, self._mark_end = NEEDS_CONTEXT, NO_MARK
 
     def stop(self) -> None:
-        """Write the lines whose effects are stored, and drop the others, whose commits may be lost.
+        """Write the lines whose effects are stored, drop the others, and end the recording.
 
-        The writer's thread then closes the file.
+        `History.join` waits until the lines are on the disk.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -265,34 +278,43 @@ class Recorder:
 
     # -- lines --------------------------------------------------------------------------------------------
 
-    def _record_state(self, manager: LockManager) -> None:
+    def _write_snapshot(self, manager: LockManager) -> None:
         """Write the requests that the leader takes over."""
-        # The thread encodes the held requests, because a million of them take seconds. A request that is released or extended
-        # before it is encoded is still recorded correctly, because its end or its extension follows.
         held, waiting = list(manager.table.held.values()), list(manager.table.waiting.values())
-        live, queued, size = len(held) + len(waiting), list[bytes](), 0
-        for at in range(0, len(waiting), PART_REQUESTS):
-            queued.append(self._encode_carried(waiting[at : at + PART_REQUESTS], WAITING))
-            size += len(queued[-1])
-            if size > self._writer.retention.snapshot_bytes:  # the writer rejects the snapshot
+        live_count = len(held) + len(waiting)
+        if not live_count:
+            return
+        waiting_parts: list[bytes] = []
+        waiting_bytes = 0
+        for start in range(0, len(waiting), PART_REQUESTS):
+            part = self._encode_carried(waiting[start : start + PART_REQUESTS], WAITING)
+            waiting_parts.append(part)
+            waiting_bytes += len(part)
+            if waiting_bytes > self._writer.retention.snapshot_bytes:  # the writer rejects the snapshot
                 held.clear()
                 break
-        parts = (self._encode_carried(held[at : at + PART_REQUESTS], HELD) for at in range(0, len(held), PART_REQUESTS))
-        if live:
-            self._writer.write_snapshot(live, chain(parts, queued), size)
+        # The thread encodes the held requests, because a million of them take seconds. A request that is released or extended
+        # before it is encoded is still recorded correctly, because its end or its extension follows.
+        held_parts = (
+            self._encode_carried(held[start : start + PART_REQUESTS], HELD)
+            for start in range(0, len(held), PART_REQUESTS)
+        )
+        self._writer.write_snapshot(live_count, chain(held_parts, waiting_parts), waiting_bytes)
 
     def _encode_carried(self, requests: Iterable[Request], state: State) -> bytes:
         """Return the encoded lines of requests that were in `state` when the leader took over."""
-        offset, lines = self._offset_ms, []
+        offset_ms, was_held = self._offset_ms, state is HELD
+        lines = []
         for request in requests:
-            deadline = None if request.deadline >= NEVER else request.deadline + offset
-            fence = request.fence if state is HELD else 0
-            fields, positions = self._fields(request), None if state is HELD else _positions(request)
-            lines.append(records.Carried(request.since + offset, *fields, (), fence, deadline, positions))
+            deadline = None if request.deadline >= NEVER else request.deadline + offset_ms
+            fence = request.fence if was_held else 0
+            positions = None if was_held else _positions(request)
+            fields = self._fields(request)
+            lines.append(records.Carried(request.since + offset_ms, *fields, (), fence, deadline, positions))
         return records.encode_lines(map(self._redaction.redact_line, lines))
 
-    def _line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
-        """Return the line of an event, or None for an event that is not recorded, such as an error."""
+    def _to_line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
+        """Return the line of an event at a time in Unix ms, or None for an event that is not recorded, such as an error."""
         if isinstance(event, Locked):
             return records.Locked(at, event.request.id, event.request.fence)
         if isinstance(event, Released):
@@ -311,10 +333,10 @@ class Recorder:
         return None
 
     def _fields(self, request: Request) -> _Fields:
-        """Return the fields of a request up to its units.
-
-        With redaction, a request with `anyOf` has no note: it may name a redacted resource that it was not granted.
-        """
+        """Return the fields of a request up to its units."""
+        # With redaction, the note of a request with `anyOf` is left out: it may contain the name of a resource that the request
+        # was not granted, and that would have to be redacted.
+        drops_note = bool(self._redaction.prefixes) and request.context.choice_digest is not None
         return (
             request.id,
             request.exclusive,
@@ -325,39 +347,52 @@ class Recorder:
             request.transaction_timeout_ms,
             request.release_on_disconnect,
             request.context.principal,
-            None if self._redaction.prefixes and request.context.choice_digest is not None else shown_note(request),
+            None if drops_note else shown_note(request),
             request.units or None,
         )
 
 
 def _positions(request: Request) -> Positions | None:
-    """Return the positions of a request in rearranged wait queues."""
-    return None if request.moved is None else {name: (entry[0], entry[1]) for name, entry in request.moved.items()}
+    """Return the positions of a request in rearranged wait queues, or None if it was not moved."""
+    if request.moved is None:
+        return None
+    return {name: (negated_priority, ticket) for name, (negated_priority, ticket, _) in request.moved.items()}
 
 
 def _first_blockers(manager: LockManager, request: Request) -> list[int]:
     """Return the ids of at most `MAX_WAITS_FOR` blockers of a waiting request: holders, or else the first waiters."""
-    found: list[int] = []
-    resources, owner = manager.table.resources, request.owner
     if manager.table.specials:
-        blockers = find_blockers(manager.table, request, MAX_WAITS_FOR)[0]
+        blockers, _total = find_blockers(manager.table, request, MAX_WAITS_FOR)
         ids = [blocker.id for blocker in sorted(blockers, key=lambda blocker: not blocker.held)]
         return list(dict.fromkeys(ids))[:MAX_WAITS_FOR]
-    for name, exclusive in request.modes():
-        resource = resources.get(name)
-        if resource is not None and (exclusive or resource.exclusive_count):
+    return _blocking_holders(manager, request) or _first_exclusive_waiters(manager, request)
+
+
+def _blocking_holders(manager: LockManager, request: Request) -> list[int]:
+    """Return the ids of at most `MAX_WAITS_FOR` holders that conflict with a request for plain names."""
+    found: list[int] = []
+    for name, mode in request.modes():
+        resource = manager.table.resources.get(name)
+        if resource is not None and (mode != S or resource.exclusive_count):
             for holder in resource.holders.values():
-                if holder.owner != owner and holder.id not in found:
+                if holder.owner != request.owner and holder.id not in found:
                     found.append(holder.id)
                     if len(found) == MAX_WAITS_FOR:
                         return found
-    if not found:
-        for name, _exclusive in request.modes():
-            resource = resources.get(name)
-            queue = None if resource is None else resource.wait_queue
-            first = None if queue is None else queue.exclusive.first
-            if first is not None and first[2].owner != owner and first[2].id not in found:
-                found.append(first[2].id)
+    return found
+
+
+def _first_exclusive_waiters(manager: LockManager, request: Request) -> list[int]:
+    """Return the ids of at most `MAX_WAITS_FOR` other owners' requests that are the first exclusive waiters of its names."""
+    found: list[int] = []
+    for name, _mode in request.modes():
+        resource = manager.table.resources.get(name)
+        queue = None if resource is None else resource.wait_queue
+        entry = None if queue is None else queue.exclusive.first
+        if entry is not None:
+            _priority, _ticket, waiter = entry
+            if waiter.owner != request.owner and waiter.id not in found:
+                found.append(waiter.id)
     return found[:MAX_WAITS_FOR]
 
 
@@ -379,6 +414,7 @@ class History:
         except OSError as error:
             raise ValueError(f"GENIE_HISTORY_DIR: cannot write to {self.directory}: {error.strerror}") from None
         self._writer: HistoryWriter | None = None
+        """The writer of the current or last leadership. None before the first leadership."""
         self._dropped_before = 0
         """Number of writes that were dropped in earlier leaderships, or by the archivers that `keep_clean` has run."""
 
@@ -398,7 +434,7 @@ class History:
         """Archive the complete files and delete the expired ones every `CLEAN_UP_INTERVAL_S`, until cancelled."""
         while True:
             try:
-                # If it is cancelled, another archiver continues the work.
+                # If this is cancelled, another archiver continues the work.
                 process = await run_process(clean_up_command(self.directory, self._retention))
                 self._dropped_before += int(process.stdout or 0)
             except OSError as error:
@@ -411,6 +447,6 @@ class History:
             await asyncio.sleep(CLEAN_UP_INTERVAL_S)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until a stopped recording is written."""
+        """Wait until a stopped recording is written, but at most `timeout_s` seconds."""
         if self._writer is not None:
             self._writer.join(timeout_s)

@@ -3,9 +3,9 @@
 All times are milliseconds since the Unix epoch. A field with its default value is left out. A line with an unknown field or
 event is rejected: a later version of Genie has written it.
 
-The server writes nearly all requests and releases as it received them, which takes only the time of a copy. In such a *raw*
-file, lines without `event` are these commands: requests, granted at once or waiting, and releases. *Marks* before them
-contain what the commands do not contain, such as the time. `RawDecoder` turns commands and marks into events.
+The server writes nearly all requests and releases as it received them, which takes only the time of a copy. A file with such
+commands is *raw*: its lines without `event` are commands. *Marks*, lines before the commands, contain what the commands do not
+contain, such as the time. `RawDecoder` turns commands and marks into events.
 """
 
 from __future__ import annotations
@@ -27,30 +27,35 @@ TIMEOUT_MS: Final = 10_000.0
 
 
 class _Event(Struct, tag_field="event", omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """An event at a time `at`."""
+    """An event or a mark with a time."""
 
     at: float
+    """The time in Unix ms."""
 
 
 class Opened(_Event, tag="opened"):
-    """The first line of a file. `term` is the same in all files of one leadership. `number` counts these files from 1."""
+    """The first line of a file."""
 
     format: int
     namespace: str
     server: str
     term: str
+    """Identifies the leadership. It is the same in all files of one leadership."""
     number: int
+    """Counts the files of a leadership from 1."""
 
 
 class Queued(_Event, tag="queued"):
-    """A request arrived and waits. `waits_for` contains the ids of the first requests for which it waits, holders first.
+    """A request arrived and waits.
 
     If the line has no names, the request has `anyOf`, and ends at once because too little was available.
     """
 
     id: int
     exclusive: tuple[str, ...] = ()
+    """The names that are locked in exclusive mode."""
     shared: tuple[str, ...] = ()
+    """The names that are locked in shared mode."""
     transaction: str | None = None
     priority: float = 0
     queue_timeout_ms: float = TIMEOUT_MS
@@ -61,6 +66,7 @@ class Queued(_Event, tag="queued"):
     units: dict[str, UnitCount] | None = None
     """The units of counted resources, and their limits, by name. None instead of an empty dict."""
     waits_for: tuple[int, ...] = ()
+    """The ids of the first requests for which this request waits, holders first."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,26 +86,27 @@ class Granted(Queued, tag="granted"):
 
 
 class Carried(Granted, tag="carried"):
-    """A request that was live when the file began. `at` is the time of its grant, or if `fence` is 0, the time at which it
-    began to wait.
+    """A request that was live when the file began.
 
-    `deadline` is when it ends at the latest, or None if it has no time limit. `positions` are its positions in rearranged wait
-    queues: negated priority and ticket by name.
+    `at` is the time of its grant. If the request waits, its `fence` is 0, and `at` is the time at which it began to wait.
     """
 
     deadline: float | None = None
+    """When the request ends at the latest. None if it has no time limit."""
     positions: dict[str, tuple[float, int]] | None = None
+    """By name, the positions of the request in rearranged wait queues: negated priority and ticket."""
 
 
 class Context(_Event, tag="context"):
     """A mark: the commands in the next lines were executed at this time, for `principal`, in a session without a note.
 
-    The first request has the id `next_id`, and the fencing token `next_fence` if it is granted. Both numbers grow by one with
-    each use.
+    Each further request has the next id, and each further grant the next fencing token.
     """
 
     next_id: int
+    """The id of the first request in the next lines."""
     next_fence: int
+    """The fencing token of the first grant in the next lines."""
     principal: str | None = None
 
 
@@ -127,11 +134,12 @@ class Locked(_Event, tag="locked"):
 
 
 class Released(_Event, tag="released"):
-    """A request ended, held or waiting. `cycle` has the owners of a deadlock: transactions, or ids of requests without one."""
+    """A held or waiting request ended."""
 
     id: int
     reason: Reason = Reason.SUCCESS
     cycle: tuple[str | int, ...] = ()
+    """The owners of the deadlock that ended the request: transactions, or the ids of requests without one."""
 
 
 class Extended(_Event, tag="extended"):
@@ -142,23 +150,25 @@ class Extended(_Event, tag="extended"):
 
 
 class Moved(_Event, tag="moved"):
-    """A waiting request was moved in wait queues, to `positions` as in `Carried`, or to its own position if they are None."""
+    """A waiting request was moved in wait queues."""
 
     id: int
     positions: dict[str, tuple[float, int]] | None = None
+    """The new positions, as in `Carried`. None if the request is back at the positions of its priority and its arrival."""
 
 
 class Gap(_Event, tag="gap"):
-    """Events from `at` to `until` are missing, because `dropped` writes were dropped: the disk or the archiver was too slow,
-    or the history was full.
+    """Something is missing, because the disk or the archiver was too slow, or the history was full.
 
-    If `live` is not 0, the requests that are carried into the file are missing instead, and no events. `live` is the number
-    of these requests, or -1 if it is unknown.
+    If `live` is 0, the events from `at` to `until` are missing. Otherwise the requests that are carried into the file are
+    missing, and no events.
     """
 
     dropped: int
+    """The number of dropped writes. A write contains many events."""
     until: float
     live: int = 0
+    """The number of the missing requests. -1 if the number is unknown."""
 
 
 WHY_MISSING: Final = "because the disk or the archiver was too slow, or the history was full"
@@ -171,22 +181,21 @@ encode_lines = json.Encoder().encode_lines
 _decode_raw = json.Decoder(Line | Context | Time | Session | Waits).decode
 _decode_lines = json.Decoder(Line).decode_lines
 CONTEXT: Final = b'{"event":"context"'
-"""The beginning of a line `context`."""
+"""The beginning of the line of a `Context`."""
 TIME: Final = b'{"event":"time","at":%r}'
-"""A line `time`."""
+"""The line of a `Time`, to be formatted with its time."""
 WAITS: Final = b'{"event":"waits","ids":%r}'
-"""A line `waits`, for a list of ids."""
+"""The line of a `Waits`, to be formatted with a list of ids."""
 LOCKED: Final = b'{"event":"locked","at":%r,"id":%d,"fence":%d}'
-"""A line `locked`. This takes half the time of encoding a `Locked`."""
+"""The line of a `Locked`, to be formatted with its fields. This takes half the time of encoding a `Locked`."""
 RELEASE: Final = b'{"command":"release","payload":{"id":%d}}'
-"""The line of a release that was not received as a line with an id."""
+"""The line of a release, to be formatted with the id. For a release that was not received as a line with an id."""
 MAX_UNCHECKED_BYTES: Final = 512
-"""Bytes up to which a command is recorded as it was received. A longer one may be padded."""
+"""A command of at most this size is recorded as it was received. A longer one may contain superfluous text such as spaces."""
 _GAP: Final = b'{"event":"gap"'
-"""The beginning of a line `gap`."""
+"""The beginning of the line of a `Gap`."""
 _EVENT: Final = b'{"event":'
-"""The beginning of all lines of the server. A command of a client cannot begin with it: `event` would be an unknown field of
-the command."""
+"""The beginning of all events and marks. No command of a client begins like this, because a command has no field `event`."""
 
 
 def lock_texts(exclusive: tuple[str, ...], shared: tuple[str, ...], units: Mapping[str, UnitCount] | None) -> list[str]:
@@ -214,40 +223,41 @@ def is_event(line: Line) -> bool:
 def decode(text: bytes) -> list[Line]:
     """Decode lines of an archived file.
 
-    Raises UnreadableHistory for a damaged line and for a format that this version does not know.
+    Raises UnreadableHistory for a damaged line, and OtherFormat for a format that this version of Genie does not know.
     """
     try:
         lines: list[Line] = _decode_lines(text)
     except ValueError as error:
-        raise _unreadable(error) from None
+        raise _to_unreadable(error) from None
     return lines
 
 
-def _unreadable(error: ValueError) -> UnreadableHistory:
-    if isinstance(error, ValidationError):
-        return _of_other_version(error)
-    return UnreadableHistory(f"damaged: {error}")
+def _to_unreadable(error: ValueError) -> UnreadableHistory:
+    """Return the error to raise for lines that msgspec rejects: because they are no JSON, or have unknown fields or types."""
+    return _to_other_format(error) if isinstance(error, ValidationError) else UnreadableHistory(f"damaged: {error}")
 
 
-def _of_other_version(error: Exception) -> OtherFormat:
+def _to_other_format(error: Exception) -> OtherFormat:
+    """Return the error to raise for lines that are valid JSON, but not of this format."""
     return OtherFormat(f"another version of Genie has written this history: {error}")
 
 
 def unrecorded(at: float, live: int) -> Gap:
-    """Return the line that replaces the `live` requests (-1 if unknown) that are carried into a file."""
+    """Return the gap that replaces the requests that are carried into a file. `live` is their number, or -1 if it is unknown."""
     return Gap(at, 0, at, live)
 
 
 def begins_unrecorded(text: bytes) -> bool:
-    """Return whether a gap replaces the requests that are carried into a file.
+    """Return whether a gap replaces the requests that are carried into the file that begins with `text`.
 
     The gap is the first line, or the second after `opened`.
     """
-    return any(line.startswith(_GAP) and b'"live":' in line for line in text.split(b"\n", 2)[:2])
+    first_lines = text.split(b"\n", 2)[:2]
+    return any(line.startswith(_GAP) and b'"live":' in line for line in first_lines)
 
 
 def command_line(command: Request | Release) -> bytes:
-    """Return a line from which `RawDecoder` reads a command that was not received as one line."""
+    """Return the line of a command that was not received as one line, so that `RawDecoder` can read the command."""
     if isinstance(command, Release):
         return RELEASE % command.id
     payload = {
@@ -265,13 +275,15 @@ def command_line(command: Request | Release) -> bytes:
 
 
 def without_padding(line: bytes) -> bytes:
-    """Return a line for the same command, without superfluous text of the client such as spaces."""
+    """Return a line of the same meaning, without superfluous text such as spaces if it is a long command."""
     if len(line) <= MAX_UNCHECKED_BYTES or line.startswith(_EVENT):
         return line
     command = commands.read(line)
     if isinstance(command, commands.LargeRequest):
         command = command.request
-    return min(line, command_line(command), key=len) if isinstance(command, (Request, Release)) else line
+    if not isinstance(command, (Request, Release)):
+        return line
+    return min(line, command_line(command), key=len)
 
 
 class RawDecoder:
@@ -281,14 +293,16 @@ class RawDecoder:
         self._at = 0.0
         """The time of the next command. 0 if no mark with a time precedes it."""
         self._principal: str | None = None
+        """The principal of the next command."""
         self._note: str | None = None
+        """The note of the session of the next command."""
         self._waits_for: tuple[int, ...] | None = None
         """The ids of the requests for which the next command waits. None if it does not wait."""
         self._next_id = self._next_fence = 0
         """The id of the next command that is a request, and the fencing token of the next grant."""
 
     def decode(self, text: bytes) -> list[Line]:
-        """Decode the next lines. Raises UnreadableHistory like `records.decode`."""
+        """Decode the next lines. Raises UnreadableHistory and OtherFormat like `records.decode`."""
         lines: list[Line] = []
         try:
             for encoded in text.split(b"\n"):
@@ -296,16 +310,16 @@ class RawDecoder:
                     line = _decode_raw(encoded)
                     if not self._update_context(line):
                         lines.append(line)
-                elif encoded:  # not the end of the text
-                    lines.append(self._event_of(commands.read(encoded)))
+                elif encoded:  # empty after the last newline
+                    lines.append(self._to_event(commands.read(encoded)))
         except RequestRejected as rejection:
             if rejection.code == Code.BAD_JSON:
                 raise UnreadableHistory(f"damaged: {rejection}") from None
-            raise _of_other_version(rejection) from None
+            raise _to_other_format(rejection) from None
         except UnreadableHistory:
             raise
         except ValueError as error:
-            raise _unreadable(error) from None
+            raise _to_unreadable(error) from None
         return lines
 
     def _update_context(self, line: Line | Context | Time | Session | Waits) -> bool:
@@ -335,8 +349,8 @@ class RawDecoder:
                 return False
         return True
 
-    def _event_of(self, command: commands.WireCommand) -> Line:
-        """Return the event of a command."""
+    def _to_event(self, command: commands.WireCommand) -> Line:
+        """Return the event that a command has caused. Advances the next id, and the next fencing token after a grant."""
         command = commands.without_namespace(command)
         if not self._at:
             raise UnreadableHistory("damaged: the time of a command is missing")

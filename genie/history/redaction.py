@@ -20,28 +20,34 @@ SUBTREE_ENDING: Final = f"/{WHOLE_NAMESPACE}"
 
 
 def redaction_key(directory: Path, *, create: bool = True) -> bytes:
-    """Return the key of the redacted names in a directory, which only the owner can read. With `create`, create a missing key.
+    """Return the key of the redacted names in a directory, which only the owner can read.
 
-    Raises ValueError if the key is damaged. A shortened key is not used, because its digests could be guessed.
+    A missing key is created if `create`, else FileNotFoundError is raised. Raises ValueError if the key is damaged: the digests
+    of a shortened key could be guessed.
     """
     path = directory / "redaction.key"
     if create and not path.exists():
-        fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(KEY_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        with contextlib.suppress(FileExistsError):  # another server may have been first
-            os.link(fresh, path)
-        fresh.unlink()
+        _create_key(path)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
     return key
 
 
+def _create_key(path: Path) -> None:
+    """Write a new key durably, unless another server writes one first."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    with contextlib.suppress(FileExistsError):  # another server was first
+        os.link(temporary, path)
+    temporary.unlink()
+
+
 def name_digest(key: bytes, name: str) -> str:
-    """Return `#` and the digest of a redacted name, which are recorded after its prefix."""
+    """Return `#` and 16 hexadecimal digits of the keyed digest of a name. A redacted name is its prefix and this text."""
     return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 
@@ -52,28 +58,33 @@ def recorded_names(directory: Path, name: str) -> set[str]:
     except (OSError, ValueError):  # nothing is redacted, or the reader may not read the key
         return {name}
     ending = SUBTREE_ENDING if is_subtree(name) else ""
-    return {name, *(f"{name[:length]}{digest}{ending}" for length in range(1, len(name) + 1))}
+    prefixes = (name[:length] for length in range(1, len(name) + 1))  # any of them may have been configured
+    return {name, *(f"{prefix}{digest}{ending}" for prefix in prefixes)}
 
 
 class Redaction:
     """Redacts the names that begin with one of the `prefixes`, and removes the notes of their requests.
 
-    Equal names stay equal, so a replay takes the same decisions. The subtree of all names with a redacted prefix is recorded
-    unchanged. Another subtree whose name is redacted contains no recorded name, so a replay may differ.
+    Equal names stay equal, so a replay makes the same decisions, unless a request names a subtree below a redacted prefix: the
+    redacted subtree contains none of the redacted names. The subtree of the prefix itself is recorded unchanged.
     """
 
     def __init__(self, prefixes: Sequence[str], key: bytes) -> None:
         self.prefixes, self._key = tuple(prefixes), key
 
     def redact(self, name: str) -> str:
-        """Return a name as it is recorded: unchanged, or as its redacted prefix, `#` and 16 hexadecimal digits of its digest.
+        """Return a name as it is recorded: unchanged, or as its redacted prefix and its digest.
 
-        A redacted subtree keeps its ending `/**`. The subtree of the whole prefix contains no secret, so it is unchanged.
+        A redacted subtree keeps its ending `/**`.
         """
         prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
-        if prefix is None or (is_subtree(name) and name == prefix + WHOLE_NAMESPACE):
+        if prefix is None:
             return name
-        return prefix + name_digest(self._key, name) + (SUBTREE_ENDING if is_subtree(name) else "")
+        if not is_subtree(name):
+            return prefix + name_digest(self._key, name)
+        if name == prefix + WHOLE_NAMESPACE:  # contains no secret
+            return name
+        return prefix + name_digest(self._key, name) + SUBTREE_ENDING
 
     def redact_line(self, line: records.Line) -> records.Line:
         """Redact the names of a line in place, and return the line. A request with a redacted name loses its note."""

@@ -80,19 +80,25 @@ class TooManyRequests(ValueError):
 
 @dataclass(slots=True)
 class Step:
-    """One recorded command. `queues` has the holders and waiters of each resource that it names, before and after the command."""
+    """One recorded command, as text, with its effects."""
 
     at: float
+    """When the command was executed, in Unix ms."""
     command: str
     outcome: list[str]
+    """A line for each event of the command."""
     queues: dict[str, tuple[list[str], list[str]]]
+    """By each resource of the command, its holders and waiters before and after the command."""
 
 
 # -- Exact replay ----------------------------------------------------------------------------------------
 
 
 class Replay:
-    """Applies the lines of one leadership in order. `steps` are reported for commands at or after `since`."""
+    """Applies recorded lines in order, and compares the results of the lock manager with them.
+
+    `on_step` is called with each command that was executed at or after `since` (Unix ms).
+    """
 
     def __init__(self, since: float = -inf, on_step: Callable[[Step], None] | None = None) -> None:
         self.manager = LockManager()
@@ -107,7 +113,7 @@ class Replay:
         self._unconfirmed_events: deque[core.Event] = deque()
         """Events of the lock manager that no line has confirmed yet."""
         self._accepts_carried = True
-        """True if carried requests are loaded: until the first event of the replay or of a leadership."""
+        """True until the first event of the replay or of a leadership. Only then are carried requests loaded."""
 
     def run(self, lines: Iterable[Line]) -> None:
         """Apply all lines. Raises UnknownState, and Diverged if the lock manager does not repeat a recorded event."""
@@ -119,21 +125,18 @@ class Replay:
                 line = next(source, None)
                 continue
             # Requests that end at the same time end together: all their locks are removed before any waiter is granted.
-            group = [line]
+            disconnected = [line]
             line = next(source, None)
-            while _is_disconnection(line) and line.at == group[0].at:
-                group.append(line)
+            while _is_disconnection(line) and line.at == disconnected[0].at:
+                disconnected.append(line)
                 line = next(source, None)
-            self._disconnect(group)
-            for each in group:
+            self._execute_disconnection(disconnected)
+            for each in disconnected:
                 self._confirm(each)
         self.is_cut_off = bool(self._unconfirmed_events)
 
     def _apply(self, line: Line) -> None:
-        """Apply one line: execute the command that caused a recorded event, and compare the results.
-
-        Carried requests are loaded only at the start of the replay or of a leadership.
-        """
+        """Apply one line: execute the command that caused a recorded event, and compare the results."""
         match line:
             case Opened() if line.number == 1:  # the first file of a leadership
                 self.manager = LockManager()
@@ -154,7 +157,7 @@ class Replay:
                     self._execute_cause(line)
                 self._confirm(line)
             case Extended():
-                self._step(Extend(line.id, line.transaction_timeout_ms), line.at, f"extend {line.id}", ())
+                self._step(Extend(line.id, line.transaction_timeout_ms), line.at, f"extend {line.id}")
             case _:
                 self._accepts_carried = False
 
@@ -186,8 +189,10 @@ class Replay:
     def _execute_grant(self, line: Locked) -> None:
         """Grant a waiting request: continue a step that left grants for later, or else recover as a new leader does."""
         self._begin_fences(line.fence)
-        command = Continue() if self.manager.pending_grants else Recover()
-        self._step(command, line.at, type(command).__name__.lower(), ())
+        if self.manager.pending_grants:
+            self._step(Continue(), line.at, "continue")
+        else:
+            self._step(Recover(), line.at, "recover")
 
     def _execute_end(self, line: Released) -> None:
         """Execute the timeout or the release that ended a request."""
@@ -204,12 +209,12 @@ class Replay:
         self._step(Expire(1), line.at, f"expire {line.id}", request.names())
 
     def _begin_fences(self, fence: int) -> None:
-        """Before the first grant, make `fence` the next fencing token. Later tokens must then equal those of the record."""
+        """Before the first grant, make `fence` the next fencing token. Later tokens must then equal the recorded ones."""
         if not self.grants:
             self.manager.next_fence = fence
 
     def _adjust_fences(self, fence: int) -> None:
-        """Renumber the fencing tokens of unconfirmed grants, so that the first of them is `fence`, the first of the record."""
+        """Renumber the fencing tokens of unconfirmed grants, so that they begin with `fence`, the first recorded token."""
         granted = [event.request for event in self._unconfirmed_events if isinstance(event, GRANTS)]
         if granted:
             difference = fence - granted[0].fence
@@ -217,32 +222,39 @@ class Replay:
             for request in granted:
                 request.fence += difference
 
-    def _disconnect(self, group: list[Released]) -> None:
-        requests = [request for line in group if (request := self.manager.table.find(line.id)) is not None]
+    def _execute_disconnection(self, lines: list[Released]) -> None:
+        """Execute the loss of connections, which ended all requests of `lines` at the same time."""
+        requests = [request for line in lines if (request := self.manager.table.find(line.id)) is not None]
         names = tuple(dict.fromkeys(name for request in requests for name in request.names()))
+        ids = " ".join(str(line.id) for line in lines)
         self._accepts_carried = False
-        self._step(Disconnect(requests), group[0].at, f"disconnect {' '.join(str(line.id) for line in group)}", names)
+        self._step(Disconnect(requests), lines[0].at, f"disconnect {ids}", names)
 
-    def _step(self, command: core.Command, at: float, text: str, names: tuple[str, ...]) -> None:
-        report = self._on_step is not None and at >= self._since
-        before = {name: self._queue(name) for name in names} if report else {}
+    def _step(self, command: core.Command, at: float, text: str, names: tuple[str, ...] = ()) -> None:
+        """Execute a command, keep its events to confirm them, and report the step.
+
+        `text` describes the command, and `names` are the resources whose queues are reported.
+        """
+        on_step = self._on_step if at >= self._since else None
+        before = {} if on_step is None else {name: self._describe_queue(name) for name in names}
         events = self.manager.step(command, at)
         self._unconfirmed_events += (event for event in events if not isinstance(event, (core.Moved, core.Extended)))
-        if report and self._on_step is not None:
-            queues = {name: (before[name], self._queue(name)) for name in names}
+        if on_step is not None:
+            queues = {name: (before[name], self._describe_queue(name)) for name in names}
             outcome = [_describe(event) for event in events]
             if isinstance(command, Request) and command.state is State.WAITING:
                 outcome += explain_wait(self.manager, command)
-            self._on_step(Step(at, text, outcome, queues))
+            on_step(Step(at, text, outcome, queues))
 
-    def _queue(self, name: str) -> list[str]:
-        """Return the holders and then the waiters of a resource, in queue order."""
+    def _describe_queue(self, name: str) -> list[str]:
+        """Return the owners that hold a resource, in brackets, and then the owners that wait for it, in queue order."""
         resource = self.manager.table.lookup(name)
         if resource is None:
             return []
         holders = [f"[{_owner(holder)}]" for holder in resource.holders.values()]
-        queue = resource.wait_queue
-        return holders + [_owner(entry[2]) for entry in (() if queue is None else queue)]
+        entries = () if resource.wait_queue is None else resource.wait_queue
+        waiters = [_owner(request) for _priority, _ticket, request in entries]
+        return holders + waiters
 
     def _confirm(self, line: Queued | Locked | Released) -> None:
         """Compare a recorded event with the next event of the lock manager. Raises Diverged if they differ."""
@@ -255,22 +267,26 @@ class Replay:
                 return  # its arrival is not in the record
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but did not happen")
         event = self._unconfirmed_events.popleft()
-        request: Any = getattr(event, "request", None)
-        is_same = request is not None and request.id == line.id
-        match line:
-            case Granted():
-                is_same = is_same and isinstance(event, (core.Granted, core.Taken)) and request.fence == line.fence
-                self.grants += 1
-            case Queued():
-                is_same = is_same and isinstance(event, core.Queued)
-            case Locked():
-                is_same = is_same and isinstance(event, core.Locked) and request.fence == line.fence
-                self.grants += 1
-            case Released():
-                is_same = is_same and isinstance(event, core.Released) and event.reason is line.reason
-                self.ends += 1
-        if not is_same:
+        if not _is_same_event(line, event):
             raise Diverged(line.at, f"{_describe_line(line)} is recorded, but {_describe(event)} happened")
+        if isinstance(line, (Granted, Locked)):
+            self.grants += 1
+        elif isinstance(line, Released):
+            self.ends += 1
+
+
+def _is_same_event(line: Queued | Locked | Released, event: core.Event) -> bool:
+    """Return whether an event of the lock manager is the recorded one."""
+    request: Any = getattr(event, "request", None)
+    if request is None or request.id != line.id:
+        return False
+    if isinstance(line, Granted):
+        return isinstance(event, (core.Granted, core.Taken)) and bool(request.fence == line.fence)
+    if isinstance(line, Queued):
+        return isinstance(event, core.Queued)
+    if isinstance(line, Locked):
+        return isinstance(event, core.Locked) and bool(request.fence == line.fence)
+    return isinstance(event, core.Released) and event.reason is line.reason
 
 
 def _is_disconnection(line: Line | None) -> TypeGuard[Released]:
@@ -284,17 +300,17 @@ def _granting_command(manager: LockManager, request: Request) -> core.Command:
     Only a request with `anyOf` may be granted beside earlier waiters. It is repeated with the granted names as its only
     choices.
     """
+    table = manager.table
     request.owner = manager.next_id if request.transaction is None else request.transaction
     choices, units = list(request.modes()), request.units
-    names_subtree = request.details is not None and request.details.subtrees
-    if (
-        names_subtree
-        or is_immediately_grantable(manager.table, request)
-        or not all(is_available(manager.table, request.owner, name, mode, units.get(name)) for name, mode in choices)
-    ):
+    names_subtree = request.details is not None and request.details.subtrees  # `anyOf` has no subtrees
+    if names_subtree or is_immediately_grantable(table, request):
+        return request
+    if not all(is_available(table, request.owner, name, mode, units.get(name)) for name, mode in choices):
         return request
     request.details = None  # set again by the grant
-    return Take(request, choices, [1] * len(choices), len(choices), units)
+    weights = [1] * len(choices)
+    return Take(request, choices, weights, len(choices), units)
 
 
 def make_request(line: Carried) -> Request:
@@ -313,7 +329,7 @@ def make_request(line: Carried) -> Request:
 
 
 def new_request(line: Queued) -> Request:
-    """Return a recorded request as a command."""
+    """Return a recorded request as a command for the lock manager."""
     request = Request(
         line.shared,
         line.exclusive,
@@ -330,10 +346,10 @@ def new_request(line: Queued) -> Request:
 
 
 def describe_request(line: Queued) -> str:
-    """Return a recorded request as text."""
-    of = "" if line.transaction is None else f" of {line.transaction}"
+    """Return a recorded request as text, such as `7 of transfer-1 for exclusive:a with priority 2`."""
+    transaction = "" if line.transaction is None else f" of {line.transaction}"
     priority = f" with priority {line.priority:g}" if line.priority else ""
-    return f"{line.id}{of} for {' '.join(line.locks)}{priority}"
+    return f"{line.id}{transaction} for {' '.join(line.locks)}{priority}"
 
 
 def _describe_line(line: Queued | Locked | Released) -> str:
@@ -358,13 +374,16 @@ def explain_wait(manager: LockManager, request: Request) -> list[str]:
 
 
 def _owner(request: Request) -> str:
+    """Return the transaction of a request, or its id if it has none."""
     return request.transaction or str(request.id)
 
 
 def _describe(event: core.Event) -> str:  # noqa: PLR0911 - one for each kind
     """Return an event of the lock manager as text."""
     request = getattr(event, "request", None)
-    who = "" if request is None else f"{request.id} ({_owner(request)})" if request.transaction else str(request.id)
+    who = "" if request is None else str(request.id)
+    if request is not None and request.transaction:
+        who += f" ({request.transaction})"
     match event:
         case core.Granted() | core.Taken():
             return f"granted {who}: nothing conflicts; fence {event.request.fence}"
@@ -387,27 +406,39 @@ def _describe(event: core.Event) -> str:  # noqa: PLR0911 - one for each kind
 
 @dataclass(slots=True)
 class Change:
-    """Changes for the requests that match all patterns. A value of None keeps what is recorded."""
+    """Changes for the requests that match all patterns.
+
+    A pattern is a shell pattern, such as `transfer-*`, or None, which matches all requests. A new value of None keeps the
+    recorded value.
+    """
 
     transaction: str | None = None
-    """A shell pattern, such as `transfer-*`. None matches all requests. The same applies to `resource` and `client`."""
+    """Pattern of the transaction."""
     resource: str | None = None
+    """Pattern of at least one resource."""
     client: str | None = None
+    """Pattern of the principal."""
     priority: float | None = None
+    """The new priority."""
     queue_timeout_ms: float | None = None
+    """The new queue timeout."""
     transaction_timeout_ms: float | None = None
+    """The new transaction timeout."""
     remove: bool = False
+    """True to leave the requests out."""
 
     def matches(self, line: Queued) -> bool:
         """Return whether a recorded request matches all patterns."""
         return (
-            (
-                self.transaction is None
-                or (line.transaction is not None and fnmatchcase(line.transaction, self.transaction))
-            )
-            and (self.client is None or (line.principal is not None and fnmatchcase(line.principal, self.client)))
-            and (self.resource is None or any(fnmatchcase(name, self.resource) for name in line.names))
+            _any_matches(self.transaction, [line.transaction])
+            and _any_matches(self.client, [line.principal])
+            and _any_matches(self.resource, line.names)
         )
+
+
+def _any_matches(pattern: str | None, texts: Iterable[str | None]) -> bool:
+    """Return whether the pattern is None or matches one of the texts. It does not match None."""
+    return pattern is None or any(text is not None and fnmatchcase(text, pattern) for text in texts)
 
 
 @dataclass(slots=True)
@@ -427,9 +458,11 @@ class Outcome:
         return sum(wait > 0 for wait in self.waits.values())
 
     def percentile(self, share: float) -> float:
-        """Return the wait (ms) that `share`, from 0 to 1, of the granted requests did not exceed."""
-        ordered = sorted(self.waits.values())
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+        """Return the wait (ms) that `share`, from 0 to 1, of the granted requests did not exceed. 0 if none was granted."""
+        if not self.waits:
+            return 0.0
+        index = min(len(self.waits) - 1, int(share * len(self.waits)))
+        return sorted(self.waits.values())[index]
 
     def count_end(self, reason: Reason) -> None:
         """Count an end for a reason other than a release."""
@@ -450,7 +483,7 @@ class _Recorded:
 
 
 def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple[Outcome, Outcome]:
-    """Return the recorded outcome of the requests from `since` on, and the outcome of a simulation with a change.
+    """Return the recorded outcome of the requests from `since` (Unix ms) on, and the outcome of a simulation with a change.
 
     A simulated request arrives at its recorded time, and is held for its recorded duration. A request that was never granted
     is held for the median of the other durations. A client that stopped waiting stops waiting after the same time. With
@@ -461,7 +494,7 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
     recorded = _collect(lines)
     actual = Outcome()
     for request in recorded.values():
-        if request.line.at < since or isinstance(request.line, Carried):
+        if not _arrived_since(since, request.line):
             continue
         actual.requests += 1
         if request.granted_at is not None:
@@ -472,24 +505,29 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
     return actual, _Simulation(recorded, since, change).run()
 
 
+def _arrived_since(since: float, line: Queued) -> bool:
+    """Return whether a request arrived at `since` or later. A carried request arrived before the line that carries it."""
+    return line.at >= since and not isinstance(line, Carried)
+
+
 def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
     """Return the recorded requests by id. A request that the next leadership does not carry on ended with its leadership."""
     recorded: dict[int, _Recorded] = {}
-    lost: dict[int, _Recorded] = {}
+    uncarried: dict[int, _Recorded] = {}
     """Live requests of the previous leadership that the next one has not carried on so far."""
     has_begun, last_at = False, 0.0
     for line in lines:
         if isinstance(line, Opened):
-            if line.number == 1:
-                lost = {id_: request for id_, request in recorded.items() if request.ended_at is None}
+            if line.number == 1:  # a leadership begins
+                uncarried = {id_: request for id_, request in recorded.items() if request.ended_at is None}
             continue
         if isinstance(line, Carried):
-            lost.pop(line.id, None)
-        else:
+            uncarried.pop(line.id, None)
+        else:  # no further request is carried
             has_begun = True
-            for request in lost.values():
+            for request in uncarried.values():
                 request.ended_at, request.reason = max(last_at, request.line.at), Reason.SUCCESS
-            lost = {}
+            uncarried = {}
             last_at = line.at
         _record(line, recorded, was_live=not has_begun and isinstance(line, Carried))
         if len(recorded) > MAX_SIMULATED:
@@ -498,7 +536,7 @@ def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
 
 
 def _record(line: Line, recorded: dict[int, _Recorded], *, was_live: bool) -> None:
-    """Apply one line to the recorded requests."""
+    """Add the request of a line to `recorded`, or the grant or end of a request. `was_live` is that of a new request."""
     if isinstance(line, Queued):
         if line.id not in recorded and line.names:
             granted_at = line.at if isinstance(line, Granted) and line.fence else None
@@ -516,14 +554,14 @@ class _Simulation:
         self._recorded, self._since, self._change = recorded, since, change
         self._manager = LockManager()
         self._outcome = Outcome()
-        self._ends: list[tuple[float, int, int]] = []
-        """(time, order, id) of the releases that are due."""
-        holds = [
+        self._ends: list[tuple[float, int]] = []
+        """A heap of the releases that are scheduled: (time, id)."""
+        hold_times_ms = [
             request.ended_at - request.granted_at
             for request in recorded.values()
             if request.ended_at is not None and request.granted_at is not None and request.reason is Reason.SUCCESS
         ]
-        self._median_hold_ms = median(holds) if holds else DEFAULT_HOLD_MS
+        self._median_hold_ms = median(hold_times_ms) if hold_times_ms else DEFAULT_HOLD_MS
 
     def run(self) -> Outcome:
         """Simulate all recorded arrivals, then the time until the last recorded end. Return the outcome."""
@@ -532,15 +570,15 @@ class _Simulation:
         by_arrival = sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
         for request in by_arrival:
             line = request.line
-            changed = self._change is not None and self._change.matches(line)
-            if changed and self._change is not None and self._change.remove:
+            change = self._change if self._change is not None and self._change.matches(line) else None
+            if change is not None and change.remove:
                 continue
             if not has_begun and not request.was_live:
                 has_begun = True
                 self._grant_after_removals(line.at)
             self._advance(line.at)
             last = line.at
-            self._arrive(request, changed=changed)
+            self._arrive(request, change)
         ends = [request.ended_at for request in self._recorded.values() if request.ended_at is not None]
         if not has_begun:
             self._grant_after_removals(last)
@@ -551,8 +589,8 @@ class _Simulation:
         """Grant the live requests that are no longer blocked, because the change has removed their blockers."""
         self._step(Recover(), now)
 
-    def _arrive(self, recorded: _Recorded, *, changed: bool) -> None:
-        """Execute a request, with the change if `changed`, or load it if it was live when the period began."""
+    def _arrive(self, recorded: _Recorded, change: Change | None) -> None:
+        """Execute a request, with the change if it is not None, or load the request if it was live when the period began."""
         line, manager = recorded.line, self._manager
         if recorded.was_live and isinstance(line, Carried):
             request = make_request(line)
@@ -561,19 +599,18 @@ class _Simulation:
                 self._schedule_end(request, line.at)
             return
         request = new_request(line)
-        change = self._change
-        if changed and change is not None:
+        if change is not None:
             request.priority = line.priority if change.priority is None else change.priority
             if change.queue_timeout_ms is not None:
                 request.queue_timeout_ms = min(change.queue_timeout_ms, NO_TIMEOUT_MS)
             if change.transaction_timeout_ms is not None:
                 request.transaction_timeout_ms = change.transaction_timeout_ms
         manager.next_id = line.id
-        if line.at >= self._since and not isinstance(line, Carried):
+        if _arrived_since(self._since, line):
             self._outcome.requests += 1
-        gave_up = recorded.reason in (Reason.SUCCESS, Reason.DISCONNECTED) and recorded.granted_at is None
-        if gave_up and recorded.ended_at is not None:
-            heappush(self._ends, (recorded.ended_at, line.id, line.id))
+        has_stopped_waiting = recorded.granted_at is None and recorded.reason in (Reason.SUCCESS, Reason.DISCONNECTED)
+        if has_stopped_waiting and recorded.ended_at is not None:
+            heappush(self._ends, (recorded.ended_at, line.id))
         self._step(request, line.at)
 
     def _schedule_end(self, request: Request, granted_at: float) -> None:
@@ -585,24 +622,25 @@ class _Simulation:
             return  # held until its deadline
         else:
             hold_ms = recorded.ended_at - recorded.granted_at
-        heappush(self._ends, (granted_at + hold_ms, request.id, request.id))
+        heappush(self._ends, (granted_at + hold_ms, request.id))
 
     def _advance(self, until: float) -> None:
         """Advance the virtual time: execute the releases and timeouts that are due until `until`."""
         manager = self._manager
         while True:
-            expires, ends = manager.deadlines.next, self._ends[0][0] if self._ends else inf
-            now = min(expires, ends)
-            if now > until:
+            next_deadline = manager.deadlines.next
+            next_end = self._ends[0][0] if self._ends else inf
+            if min(next_deadline, next_end) > until:
                 return
-            if ends <= expires:
-                _, _, id_ = heappop(self._ends)
+            if next_end <= next_deadline:
+                _, id_ = heappop(self._ends)
                 if manager.table.find(id_) is not None:
-                    self._step(Release(id_), now)
+                    self._step(Release(id_), next_end)
             else:
-                self._step(Expire(), now)
+                self._step(Expire(), next_deadline)
 
     def _step(self, command: core.Command, now: float) -> None:
+        """Execute a command, and all grants that it has left for later."""
         self._handle(self._manager.step(command, now), now)
         while self._manager.pending_grants:
             self._handle(self._manager.step(Continue(), now), now)
@@ -615,10 +653,10 @@ class _Simulation:
                 request = event.request
                 self._schedule_end(request, now)
                 line = self._recorded[request.id].line
-                if line.at >= self._since and not isinstance(line, Carried):
+                if _arrived_since(self._since, line):
                     outcome.granted += 1
                     outcome.waits[request.id] = now - line.at
             elif isinstance(event, core.Released):
                 line = self._recorded[event.request.id].line
-                if line.at >= self._since and not isinstance(line, Carried):
+                if _arrived_since(self._since, line):
                     outcome.count_end(event.reason)

@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from typing import Final
 
 SEGMENT_BYTES: Final = 16 << 20
-"""Upper bound of `segment_bytes`."""
+"""Maximum of `Retention.segment_bytes`."""
 RESERVED_BYTES: Final = 16 << 10
 """Bytes that are reserved for what is always written: the first line of a file, gaps, and the key of redacted names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long the history is kept: at most `max_bytes`, each file at most `max_age_s` after its last event."""
+    """How much of the history is kept, and for how long."""
 
     max_bytes: int = 10 << 30
+    """The maximum size of all files."""
     max_age_s: float = 30 * 86_400.0
+    """A file is deleted this long after its last event."""
 
     @property
     def raw_bytes(self) -> int:
-        """Limit for the bytes of all raw files: the open files, and the files that wait for the archiver."""
+        """Limit for the bytes of all raw files: the files that servers write, and the files that wait for the archiver."""
         return self.max_bytes // 4
 
     @property
@@ -36,11 +38,11 @@ class Retention:
     def snapshot_bytes(self) -> int:
         """Limit for the bytes of one snapshot, the requests that are carried into a file. A larger snapshot is not recorded.
 
-        A file is complete when it has as many bytes of events as its snapshot, so two raw files of this size fit.
+        A file is complete when its events have as many bytes as its snapshot, so that both together fit into `raw_bytes`.
         """
         return self.max_bytes // 8
 
     @property
     def segment_bytes(self) -> int:
-        """Bytes of events from which on a file is complete, if its snapshot is not larger."""
+        """A file is complete when its events have this many bytes, and at least as many as its snapshot."""
         return min(SEGMENT_BYTES, self.max_bytes // 32)

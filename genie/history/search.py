@@ -3,7 +3,8 @@
     python -m genie.history.search DIRECTORY
 
 reads a `Query` from the standard input and prints its `Result`, both as JSON. The admin port searches in this way, in a
-process of its own. The query is not an argument: a name may be a secret, and every user can see the arguments of a process.
+process of its own. The query is no argument of the command, because every user can see the arguments of a process, and a name
+may be a secret.
 """
 
 from __future__ import annotations
@@ -34,29 +35,31 @@ search would time out."""
 MAX_REQUESTS: Final = 10_000
 """Maximum number of requests that a search returns."""
 MAX_LISTED_RESOURCES: Final = 10
-"""Number of names of a request in the output of this module as a process: a request may have 1,024, of 512 characters each."""
+"""Maximum number of names of a request that the process prints: a request may have 1,024 names of 512 characters each."""
 ATTEMPTS: Final = 5
 """Maximum number of attempts. A search begins again if a file was archived or deleted while it was read."""
+RETRY_PAUSE_S: Final = 0.05
+"""Pause between two attempts."""
 
 
 class Query(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What to find: requests that match all given filters. Times are Unix ms.
+    """What to find: requests that match all given filters, and waited or held at any time from `since` to `until`.
 
-    `resource` matches the requests for this name, and those for a subtree that contains it.
-
-    A request is in the window if it waited or held at any time from `since` to `until`. If more than `limit` requests match,
-    the latest are returned.
+    This period is the *window* of the query. Its limits are in Unix ms.
     """
 
     resource: str | None = None
+    """Matches the requests for this name, and the requests for a subtree that contains it."""
     transaction: str | None = None
     client: str | None = None
+    """Matches the requests of this principal."""
     since: float | None = None
     until: float | None = None
     limit: int = 100
+    """If more requests match, the latest are returned."""
 
 
-class Waiter(Struct, omit_defaults=True):
+class Blocker(Struct, omit_defaults=True):
     """A request for which another request waited: a holder, or an earlier waiter."""
 
     id: int
@@ -65,36 +68,40 @@ class Waiter(Struct, omit_defaults=True):
 
 
 class Entry(Struct, omit_defaults=True):
-    """One request from its arrival to its end. All times are Unix ms, or None if the event has not happened.
-
-    `asked_at` is None if the request was granted before the history begins. `fence` is 0 if it was never granted.
-    """
+    """One request from its arrival to its end. All times are Unix ms, or None if the event has not happened."""
 
     # More than 16 fields: each is a key of an entry in the output of `genie history --json`.
     id: int
     asked_at: float | None = None
+    """When the request arrived. None if it was granted before the history begins."""
     granted_at: float | None = None
     ended_at: float | None = None
     reason: Reason | None = None
+    """Why the request ended."""
     fence: int = 0
+    """The fencing token. 0 if the request was never granted."""
     exclusive: tuple[str, ...] = ()
+    """The names in exclusive mode."""
     shared: tuple[str, ...] = ()
+    """The names in shared mode."""
     units: dict[str, UnitCount] | None = None
     """The units of counted resources, and their limits, by name."""
     mode: str | None = None
     """The mode in which the request asked for the resource of the query. None if the query has no resource."""
     transaction: str | None = None
     client: str | None = None
+    """The principal."""
     note: str | None = None
     priority: float = 0
-    waited_for: tuple[Waiter, ...] = ()
+    waited_for: tuple[Blocker, ...] = ()
+    """The first requests for which the request waited."""
     cycle: tuple[str | int, ...] = ()
     """The owners of the deadlock that ended the request."""
     resources_total: int = 0
     """Number of names of the request if only some are listed. 0 if all are listed."""
     record_ends_at: float | None = None
-    """End of the record of the leadership in which the request was live, if no later leader recorded the request. None if
-    the end of the request is recorded, or if the request is live."""
+    """When the record of the request ends without its end: at the end of its leadership, if no later leader has recorded it. None
+    if the end of the request is recorded, or if the request is live."""
 
     @property
     def begins_at(self) -> float:
@@ -103,7 +110,7 @@ class Entry(Struct, omit_defaults=True):
 
     @property
     def last_at(self) -> float | None:
-        """The time at which the request or its record ended. None if the request is live."""
+        """When the request ended, or else when its record ends. None if the request is live."""
         return self.record_ends_at if self.ended_at is None else self.ended_at
 
     @property
@@ -122,23 +129,21 @@ class Result(Struct, omit_defaults=True):
 
     requests: list[Entry]
     more: bool = False
-    """True if earlier requests match as well."""
+    """True if further, earlier requests match."""
     gaps: int = 0
-    """Number of gaps, in which events are missing."""
+    """Number of gaps in the window, in which events are missing."""
     begins_at: float | None = None
-    """The time of the earliest event in the history. None if there is no history."""
+    """The time of the earliest event in the history, in Unix ms. None if there is no history."""
 
 
 def search(directory: Path, query: Query) -> Result:
     """Find requests in the files of a directory. Raises UnreadableHistory if a file is damaged."""
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS - 1):
         try:
             return _Search(directory, query).run()
-        except FileNotFoundError:  # archived or deleted during the search
-            if attempt == ATTEMPTS - 1:
-                raise
-            time.sleep(0.05)
-    raise AssertionError("unreachable")
+        except FileNotFoundError:  # a file was archived or deleted during the search
+            time.sleep(RETRY_PAUSE_S)
+    return _Search(directory, query).run()
 
 
 class _Search:
@@ -151,16 +156,20 @@ class _Search:
         self._until = query.until if query.until is not None else inf
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
+        """Number of gaps in the window, so far."""
         self._first_stems = {each.term: each.stem for each in reversed(self._segments)}.values()
         """The stem of the first file of each leadership. Live requests that are missing there are in no other file."""
         self._resources = None if query.resource is None else _recorded_resources(directory, query.resource)
+        """All recorded names that match the resource of the query. None if the query has no resource."""
         self._transactions = None if query.transaction is None else recorded_names(directory, query.transaction)
+        """All recorded names that match the transaction of the query. None if the query has no transaction."""
         clients = None if query.client is None else {query.client}
         self._keys = [
             [key_of(kind, name) for name in names]
             for kind, names in (("r", self._resources), ("t", self._transactions), ("c", clients))
             if names is not None
         ]
+        """For each filter by name, the index keys of its names. A block with a matching request has one key of each filter."""
         self._found: dict[int, Entry] = {}
         """Requests that match the names of the query, by id."""
         self._terms: dict[int, str] = {}
@@ -168,8 +177,10 @@ class _Search:
         self._unmatched: dict[int, list[Locked | Released]] = {}
         """Lines about requests that no file so far contains, by id. An earlier file may contain the request."""
         self._last_at_by_term: dict[str, float] = {}
+        """The results of `_last_at`."""
 
     def run(self) -> Result:
+        """Search, and return the requests by arrival."""
         more = self._collect()
         self._find_ends()
         entries = sorted(
@@ -182,31 +193,35 @@ class _Search:
         if self._resources is not None:
             for entry in entries:
                 entry.mode = str(_mode(entry, self._resources))
-        _name_waiters(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
+        _name_blockers(entries, {id_: (entry.transaction, entry.client) for id_, entry in self._found.items()})
         return Result(entries, more, self._gaps, self._read_begin())
 
     def _collect(self) -> bool:
         """Find the requests of the window.
 
-        Return whether earlier files may have further ones, because the limit is exceeded.
+        Return True if earlier files were not read because the limit is exceeded.
         """
         is_covered = False
         """True if the files that were read contain all requests of the window."""
         for segment in reversed(self._segments):
             if segment.is_archived and segment.header.events and segment.header.first_at > self._until:
-                continue
+                continue  # the file is later than the window
             entries, first_at = self._read(segment)
             has_known = self._merge(entries, segment, known_only=is_covered)
             if is_covered and not has_known:
                 break
             is_covered = is_covered or (segment.is_self_contained and first_at <= self._since)
             if is_covered:
-                # The arrivals of carried requests are in earlier files. Only with keys does the index make it cheap to
-                # search them.
-                if not (self._keys and any(entry.asked_at is None for entry in self._found.values())):
+                # The arrival of a request that was carried into a file is in an earlier file. Without keys there is no index
+                # that makes it cheap to find.
+                lacks_arrivals = any(entry.asked_at is None for entry in self._found.values())
+                if not self._keys or not lacks_arrivals:
                     break
-            elif sum(first_at <= entry.begins_at <= self._until for entry in self._found.values()) > self._limit:
-                return True  # no request of an earlier file arrived later than these
+            else:
+                # A request of an earlier file arrived before `first_at`.
+                later_count = sum(first_at <= entry.begins_at <= self._until for entry in self._found.values())
+                if later_count > self._limit:
+                    return True
         return False
 
     def _read(self, segment: Segment) -> tuple[dict[int, Entry], float]:
@@ -215,7 +230,7 @@ class _Search:
         Adds its gaps in the window to `_gaps`, and its lines about requests of earlier files to `_unmatched`.
         """
         entries = dict[int, Entry]()
-        # The block of the first event of an archived file may not be read.
+        # Not all blocks of an archived file are read, but its header has the time of the first event.
         first_at = segment.header.first_at if segment.is_archived and segment.header.events else inf
         others: dict[int, tuple[str | None, str | None]] = {}
         """Transaction and client of the requests that do not match, by id. A matching request may have waited for them."""
@@ -228,7 +243,7 @@ class _Search:
                 if line.id in entries:
                     continue  # carried twice
                 if self._matches(line):
-                    entries[line.id] = _entry(line)
+                    entries[line.id] = _to_entry(line)
                 else:
                     others[line.id] = line.transaction, line.principal
             elif isinstance(line, (Locked, Released)):
@@ -236,26 +251,29 @@ class _Search:
                     _apply(line, entry)
                 elif not is_self_contained and line.id not in others:
                     self._unmatched.setdefault(line.id, []).append(line)
-            elif isinstance(line, Gap) and not line.live and line.at <= self._until and self._since <= line.until:
-                self._gaps += 1
-        _name_waiters(entries.values(), others)
+            elif isinstance(line, Gap):
+                self._gaps += int(self._lacks_events_of_window(line))
+        _name_blockers(entries.values(), others)
         return entries, first_at
 
+    def _lacks_events_of_window(self, gap: Gap) -> bool:
+        """Return whether events of the window may be missing because of a gap."""
+        return not gap.live and gap.at <= self._until and self._since <= gap.until
+
     def _lacks_first_requests(self, segment: Segment) -> bool:
-        """Return whether the requests that were live at the beginning of a file are missing in all files."""
+        """Return whether no file has the requests that were live at the beginning of this file."""
         return not segment.is_self_contained and segment.stem in self._first_stems
 
     def _matches(self, line: Queued) -> bool:
         """Return whether a request matches the resource, the transaction and the client of the query."""
-        client = self._query.client
-        return (
-            (self._resources is None or not self._resources.isdisjoint(line.names))
-            and (self._transactions is None or line.transaction in self._transactions)
-            and (client is None or client == line.principal)
-        )
+        if self._resources is not None and self._resources.isdisjoint(line.names):
+            return False
+        if self._transactions is not None and line.transaction not in self._transactions:
+            return False
+        return self._query.client in (None, line.principal)
 
     def _merge(self, entries: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
-        """Add the requests of an earlier file to `_found`. Return whether later files contain some of them as well.
+        """Add the requests of a file to `_found`, which has those of later files. Return True if a request was there already.
 
         With `known_only`, requests that no later file contains are omitted.
         """
@@ -264,7 +282,7 @@ class _Search:
             later = self._found.get(id_)
             if later is not None:
                 has_known = True
-                _continue(entry, later)
+                _complete(entry, later)
             elif known_only:
                 continue
             else:
@@ -275,10 +293,11 @@ class _Search:
         return has_known
 
     def _is_in_window(self, entry: Entry) -> bool:
+        """Return whether a request waited or held at any time of the window."""
         return entry.begins_at <= self._until and (entry.last_at is None or entry.last_at >= self._since)
 
     def _last_at(self, term: str) -> float:
-        """Return the time of the last event of a leadership."""
+        """Return the time of the last event of a leadership, in Unix ms."""
         if term not in self._last_at_by_term:
             segments = [segment for segment in self._segments if segment.term == term]
             self._last_at_by_term[term] = max(map(last_at, segments))
@@ -290,37 +309,41 @@ class _Search:
         if not live:
             return
         if self._until < inf:
-            keys = [key_of("r", name) for name in {name for each in live.values() for name in each.names}]
+            names = {name for entry in live.values() for name in entry.names}
+            keys = [key_of("r", name) for name in names]
             for segment in self._segments:
                 self._read_ends(self._lines_after_window(segment, keys), live, segment.term)
-        recording = {segment.term for segment in list_segments(self._directory) if is_recorded(segment)}
+        recorded_terms = {segment.term for segment in list_segments(self._directory) if is_recorded(segment)}
         for entry in live.values():
-            if (term := self._terms[entry.id]) not in recording:
+            term = self._terms[entry.id]
+            if term not in recorded_terms:
                 entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
 
     def _read_ends(self, lines: Iterator[list[Line]], live: dict[int, Entry], term: str) -> None:
-        """Apply lines after the window to requests that were live in it, and remove each that ends."""
+        """Apply lines after the window to the `live` requests, and remove each that ends. `term` is the leadership of the lines."""
         if not live:
             return
         for line in chain.from_iterable(lines):
-            if isinstance(line, (Locked, Released)):
-                if (entry := live.get(line.id)) is not None:
-                    _apply(line, entry)
-                    if isinstance(line, Released):
-                        del live[line.id]
-            elif isinstance(line, Carried) and line.id in live:
+            if not isinstance(line, (Locked, Released, Carried)) or line.id not in live:
+                continue
+            if isinstance(line, Carried):
                 self._terms[line.id] = term
+                continue
+            _apply(line, live[line.id])
+            if isinstance(line, Released):
+                del live[line.id]
 
     def _lines_after_window(self, segment: Segment, keys: list[int]) -> Iterator[list[Line]]:
         """Yield the lines of a file that may be after the window and about the resources of `keys`."""
         if not segment.is_archived:
             yield from segment.read()
         elif segment.header.events == 0 or segment.header.last_at >= self._until:
-            blocks = segment.header.blocks
-            numbers = sorted(segment.blocks_with(keys))
-            yield from segment.read_blocks(
-                n for n in numbers if (last := blocks[n].last_at) is None or last >= self._until
-            )
+            numbers = []
+            for number in sorted(segment.blocks_with(keys)):
+                block_end = segment.header.blocks[number].last_at
+                if block_end is None or block_end >= self._until:
+                    numbers.append(number)
+            yield from segment.read_blocks(numbers)
 
     def _read_begin(self) -> float | None:
         """Return the time at which the history begins (Unix ms), or None if it is empty.
@@ -337,65 +360,72 @@ class _Search:
         return None
 
     def _lines_of(self, segment: Segment) -> Iterator[list[Line]]:
-        """Yield the lines of a file that may matter, in order."""
+        """Yield the lines of a file that may match the query, in order. Of an archived file, only some blocks are read."""
         if not segment.is_archived:
             yield from segment.read()
             return
-        blocks = segment.header.blocks
-        numbers: Iterable[int] = range(len(blocks))
         if self._keys:
-            with_names = set.intersection(*(segment.blocks_with(keys) for keys in self._keys))
-            numbers = sorted(with_names | segment.blocks_with([GAP_KEY]))
-        else:  # also blocks before the window: their requests may be held in it
-            numbers = [n for n, block in enumerate(blocks) if block.first_at is None or block.first_at <= self._until]
+            matching = set.intersection(*(segment.blocks_with(keys) for keys in self._keys))
+            numbers = sorted(matching | segment.blocks_with([GAP_KEY]))
+        else:  # also the blocks before the window, because their requests may be held in it
+            numbers = [
+                number
+                for number, block in enumerate(segment.header.blocks)
+                if block.first_at is None or block.first_at <= self._until
+            ]
         yield from segment.read_blocks(numbers)
 
 
 def _recorded_resources(directory: Path, resource: str) -> set[str]:
     """Return all texts that may be recorded for a resource and for the subtrees that contain it."""
-    return {text for name in (resource, *possible_subtrees(resource)) for text in recorded_names(directory, name)}
+    found = recorded_names(directory, resource)
+    for subtree in possible_subtrees(resource):
+        found |= recorded_names(directory, subtree)
+    return found
 
 
 def _mode(entry: Entry, resources: set[str]) -> Mode:
     """Return the strongest mode in which a request asked for one of the `resources`."""
     if not resources.isdisjoint(entry.exclusive):
         return Mode.EXCLUSIVE
-    return Mode.SHARED if resources.isdisjoint(entry.units or ()) else Mode.UNITS
+    if not resources.isdisjoint(entry.units or ()):
+        return Mode.UNITS
+    return Mode.SHARED
 
 
-def _name_waiters(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
-    """Set the transaction and the client of each request in `waited_for` of the entries.
+def _name_blockers(entries: Iterable[Entry], names: Mapping[int, tuple[str | None, str | None]]) -> None:
+    """Set the transaction and the client of the requests in `waited_for` of the entries.
 
-    `names` contains both by request id.
+    `names` has the transaction and the client by request id. Requests that it lacks stay unchanged.
     """
     for entry in entries:
         entry.waited_for = tuple(
-            Waiter(waiter.id, *names[waiter.id]) if waiter.id in names else waiter for waiter in entry.waited_for
+            Blocker(blocker.id, *names[blocker.id]) if blocker.id in names else blocker for blocker in entry.waited_for
         )
 
 
 def _apply(line: Locked | Released, entry: Entry) -> None:
-    """Apply a line about the request of an entry."""
+    """Set the grant or the end of a request from a line about it."""
     if isinstance(line, Locked):
         entry.granted_at, entry.fence = line.at, line.fence
     else:
         entry.ended_at, entry.reason, entry.cycle = line.at, line.reason, line.cycle
 
 
-def _continue(entry: Entry, later: Entry) -> None:
-    """Complete an entry with the entry of later files, into which the request was carried."""
+def _complete(entry: Entry, later: Entry) -> None:
+    """Complete an entry with the `later` entry, from later files, into which the request was carried."""
     if entry.granted_at is None:
         entry.granted_at, entry.fence = later.granted_at, later.fence
     if entry.ended_at is None:
         entry.ended_at, entry.reason, entry.cycle = later.ended_at, later.reason, later.cycle
     if entry.asked_at is None:
         entry.asked_at = later.asked_at
-    known = {waiter.id: waiter for waiter in later.waited_for if waiter.transaction or waiter.client}
-    entry.waited_for = tuple(known.get(waiter.id, waiter) for waiter in entry.waited_for)
+    named = {blocker.id: blocker for blocker in later.waited_for if blocker.transaction or blocker.client}
+    entry.waited_for = tuple(named.get(blocker.id, blocker) for blocker in entry.waited_for)
 
 
-def _entry(line: Queued) -> Entry:
-    """Return the entry of a request, from the line of its arrival or the line that carries it."""
+def _to_entry(line: Queued) -> Entry:
+    """Return the entry of a request, from the line of its arrival or the line that carries it into a file."""
     entry = Entry(
         line.id,
         exclusive=line.exclusive,
@@ -405,12 +435,12 @@ def _entry(line: Queued) -> Entry:
         client=line.principal,
         note=line.note,
         priority=line.priority,
-        waited_for=tuple(map(Waiter, line.waits_for)),
+        waited_for=tuple(map(Blocker, line.waits_for)),
     )
-    if isinstance(line, Granted) and line.fence:  # also Carried
-        entry.granted_at, entry.fence = line.at, line.fence
-    # The arrival of a granted request that is carried into a file is in an earlier file.
-    if entry.granted_at is None or not isinstance(line, Carried):
+    entry.fence = line.fence if isinstance(line, Granted) else 0  # Carried is a Granted, too
+    if entry.fence:
+        entry.granted_at = line.at
+    if not entry.fence or not isinstance(line, Carried):  # the arrival of a carried grant is in an earlier file
         entry.asked_at = line.at
     return entry
 
@@ -418,17 +448,18 @@ def _entry(line: Queued) -> Entry:
 def shorten(entry: Entry, first: Container[str]) -> int:
     """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferably the names in `first`. Return how many names it had."""
     total = len(entry.names)
-    if total > MAX_LISTED_RESOURCES:
-        kept = sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES]
-        exclusive, shared = set(entry.exclusive), set(entry.shared)
-        entry.exclusive = tuple(name for name in kept if name in exclusive)
-        entry.shared = tuple(name for name in kept if name in shared)
-        entry.units = {name: units for name, units in (entry.units or {}).items() if name in kept} or None
+    if total <= MAX_LISTED_RESOURCES:
+        return total
+    kept = sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES]
+    exclusive, shared = set(entry.exclusive), set(entry.shared)
+    entry.exclusive = tuple(name for name in kept if name in exclusive)
+    entry.shared = tuple(name for name in kept if name in shared)
+    entry.units = {name: units for name, units in (entry.units or {}).items() if name in kept} or None
     return total
 
 
 def main(arguments: list[str]) -> None:
-    """Search, and print the result as JSON, with a few names of each request."""
+    """Search the directory that is the only argument, and print the result as JSON, with a few names of each request."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     directory, query = Path(arguments[0]), json.decode(sys.stdin.buffer.read(), type=Query)

@@ -1,7 +1,7 @@
-"""The files of the history, as they are read: raw ones, which a server writes, and archived ones, which have an index.
+"""Reads the files of the history: raw ones, which a server writes, and archived ones, which have an index.
 
-`NAME.index` has the time and place of each block of `NAME.jsonl.gz`, and for each resource, transaction and client the blocks
-with their events. `archiver.py` writes both.
+`NAME.index` has the times and the place of each block of `NAME.jsonl.gz`, and for each resource, transaction and client the
+numbers of the blocks with its events. `archiver.py` writes both files.
 """
 
 from __future__ import annotations
@@ -28,22 +28,27 @@ from genie.history.retention import Retention
 BLOCK_BYTES: Final = 128 << 10
 """Bytes of lines in a block before its compression."""
 RAW: Final = ".jsonl"
+"""Suffix of a raw file."""
 ARCHIVED: Final = ".jsonl.gz"
+"""Suffix of an archived file."""
 INDEX: Final = ".index"
+"""Suffix of the index of an archived file."""
 STATE: Final = ".state"
-"""Suffix of the file with the requests that are carried into a raw file, until that file is archived."""
+"""Suffix of the snapshot of a raw file: the requests that are carried into the file, until it is archived."""
 CRC_BYTES: Final = 4
+"""Size of the checksum at the end of an index."""
 _KEY_BYTES: Final = 4
+"""Size of a key in an index."""
 ENTRY_BYTES: Final = _KEY_BYTES + 2
-"""Bytes of a key and the number of a block in an index."""
+"""Size of a key and the number of a block in an index."""
 NUMBER_BITS: Final = 16
-"""Bits of the number of a block in an index."""
+"""Size of the number of a block in an index, in bits."""
 NAME: Final = re.compile(
     r"(?P<stem>[0-9]{8}T[0-9]{6}\.[0-9]{6}Z-(?P<term>[0-9a-f]{8})-(?P<number>[0-9]{6,}))(?P<suffix>\..+)"
 )
-"""The name of a file: time of its first line, leadership, and number in it."""
+"""The name of a file: the time of its first line, the leadership (term), and the number of the file in this leadership."""
 _HEAD_BYTES: Final = 4 << 10
-"""Maximum bytes of the first two lines of a file whose second line is a gap."""
+"""Maximum size of the first two lines of a file whose second line is a gap."""
 GZIP: Final = 31
 """`wbits` of zlib for a gzip member."""
 
@@ -51,30 +56,36 @@ GZIP: Final = 31
 
 
 class Block(Struct, array_like=True, gc=False):
-    """A gzip member: its place in the file, and the times of its first and last event (Unix ms).
-
-    The times are None in a block without events, such as one with requests that are carried into the file.
-    """
+    """A gzip member of an archived file."""
 
     offset: int
+    """Where the block begins in the file, in bytes."""
     size: int
+    """The compressed size in bytes."""
     first_at: float | None
+    """The time of the first event, in Unix ms. None if the block has no events, only requests that are carried into the file."""
     last_at: float | None
+    """The time of the last event, in Unix ms. None if the block has no events."""
 
 
 class IndexHeader(Struct):
     """The first line of an index.
 
-    `entries` keys (4 bytes each, ascending) follow, as many block numbers (2 bytes), and the CRC-32 of all this (4 bytes).
+    After it come all keys (4 bytes each, ascending), then for each key the number of a block (2 bytes), then the CRC-32 of all
+    this (4 bytes).
     """
 
     blocks: list[Block]
     entries: int
+    """How many keys follow."""
     events: int
+    """How many events the file has."""
     first_at: float
+    """The time of the first event, in Unix ms. 0 if the file has no events."""
     last_at: float
+    """The time of the last event, in Unix ms. 0 if the file has no events."""
     is_unrecorded: bool = False
-    """True if the requests of the time before the file are missing from it, because they were too large."""
+    """True if the file lacks the requests that were live at its beginning, because there was no room for them."""
 
 
 def key_of(kind: str, name: str) -> int:
@@ -87,13 +98,17 @@ def key_of(kind: str, name: str) -> int:
 
 
 def encode_index(blocks: list[Block], pairs: list[int], events: int, *, is_unrecorded: bool) -> bytes:
-    """Encode an index. The last `NUMBER_BITS` of each of `pairs` are the number of a block, and the other bits are a key of
-    this block.
+    """Encode the index of a file with this number of events.
+
+    Each of `pairs` is a key and the number of a block with this key, in one integer: the lowest `NUMBER_BITS` are the number.
+    `is_unrecorded` is as in `IndexHeader`.
     """
     first = min((block.first_at for block in blocks if block.first_at is not None), default=0.0)
     last = max((block.last_at for block in blocks if block.last_at is not None), default=0.0)
-    keys = array("I", [pair >> NUMBER_BITS for pair in sorted(pairs)])
-    numbers = array("H", [pair & (1 << NUMBER_BITS) - 1 for pair in sorted(pairs)])
+    sorted_pairs = sorted(pairs)
+    number_mask = (1 << NUMBER_BITS) - 1
+    keys = array("I", [pair >> NUMBER_BITS for pair in sorted_pairs])
+    numbers = array("H", [pair & number_mask for pair in sorted_pairs])
     header = IndexHeader(blocks, len(pairs), events, first, last, is_unrecorded)
     content = json.encode(header) + b"\n" + keys.tobytes() + numbers.tobytes()
     return content + zlib.crc32(content).to_bytes(CRC_BYTES, "little")
@@ -108,13 +123,18 @@ GAP_KEY: Final = key_of("gap", "")
 
 @dataclass
 class Segment:
-    """One file of the history, raw or archived. `path` is where it was when the directory was listed, or when it was read."""
+    """One file of the history, raw or archived."""
 
     path: Path
+    """Where the file was when the directory was listed, or when the file was read."""
     term: str
+    """Identifies the leadership."""
     number: int
+    """The number of the file in this leadership, from 1."""
     _header: IndexHeader | None = None
+    """The header of the index. None until it is read."""
     _index: bytes = field(default=b"", repr=False)
+    """The index without its checksum. Empty until it is read."""
 
     @property
     def stem(self) -> str:
@@ -127,7 +147,7 @@ class Segment:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The paths of the file itself, and of its index or of its snapshot."""
+        """The paths of the file itself, and of the index of an archived file, or of the snapshot of a raw file."""
         return self.path, self.sibling(INDEX if self.is_archived else STATE)
 
     @property
@@ -137,10 +157,10 @@ class Segment:
 
     @property
     def is_self_contained(self) -> bool:
-        """True if the file has all requests that are live at its beginning."""
+        """True if the file, or its snapshot, has all requests that are live at its beginning."""
         if not self.is_archived:
-            first = self.path if self.number == 1 else self.sibling(STATE)
-            with contextlib.suppress(FileNotFoundError), first.open("rb") as file:
+            begin = self.path if self.number == 1 else self.sibling(STATE)
+            with contextlib.suppress(FileNotFoundError), begin.open("rb") as file:
                 return not records.begins_unrecorded(file.read(_HEAD_BYTES))
             if not self.sibling(ARCHIVED).exists():  # the previous file is not archived yet
                 return False
@@ -149,38 +169,43 @@ class Segment:
 
     @property
     def header(self) -> IndexHeader:
-        """The header of the index of an archived file."""
+        """The header of the index of an archived file. Raises UnreadableHistory if the index is missing or damaged."""
         if self._header is None:
-            path = self.sibling(INDEX)
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:
-                if not self.path.exists():
-                    raise  # both were deleted after the directory was listed
-                raise UnreadableHistory(f"{self.path} has no index") from None
-            self._index = content[:-CRC_BYTES]
-            if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
-                raise UnreadableHistory(f"{path}: damaged")
-            encoded, _, entries = self._index.partition(b"\n")
-            try:
-                self._header = json.decode(encoded, type=IndexHeader)
-            except ValueError as error:
-                raise UnreadableHistory(f"{path}: {error}") from None
-            if len(entries) != ENTRY_BYTES * self._header.entries:
-                raise OtherFormat(f"{path}: another version of Genie has written this index")
+            self._header = self._read_index()
         return self._header
+
+    def _read_index(self) -> IndexHeader:
+        """Read and check the index, and return its header."""
+        path = self.sibling(INDEX)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            if not self.path.exists():
+                raise  # both files were deleted after the directory was listed
+            raise UnreadableHistory(f"{self.path} has no index") from None
+        self._index = content[:-CRC_BYTES]
+        if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
+            raise UnreadableHistory(f"{path}: damaged")
+        first_line, _, entries = self._index.partition(b"\n")
+        try:
+            header = json.decode(first_line, type=IndexHeader)
+        except ValueError as error:
+            raise UnreadableHistory(f"{path}: {error}") from None
+        if len(entries) != ENTRY_BYTES * header.entries:
+            raise OtherFormat(f"{path}: another version of Genie has written this index")
+        return header
 
     def blocks_with(self, keys: Iterable[int]) -> set[int]:
         """Return the numbers of the blocks of an archived file that have events with one of the keys."""
-        header = self.header
-        start = self._index.index(b"\n") + 1
-        end = start + _KEY_BYTES * header.entries
+        entry_count = self.header.entries
+        keys_start = self._index.index(b"\n") + 1  # after the header
+        numbers_start = keys_start + _KEY_BYTES * entry_count
         view = memoryview(self._index)
-        sorted_keys, numbers = view[start:end].cast("I"), view[end:].cast("H")
+        sorted_keys, numbers = view[keys_start:numbers_start].cast("I"), view[numbers_start:].cast("H")
         found = set()
         for key in keys:
             position = bisect_left(sorted_keys, key)
-            while position < header.entries and sorted_keys[position] == key:
+            while position < entry_count and sorted_keys[position] == key:
                 found.add(numbers[position])
                 position += 1
         return found
@@ -200,25 +225,25 @@ class Segment:
 
     def read(self) -> Iterator[list[Line]]:
         """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
-        with contextlib.ExitStack() as open_files:
-            files = [] if self.is_archived else self._open_raw(open_files)
+        with contextlib.ExitStack() as exit_stack:
+            files = [] if self.is_archived else self._open_raw(exit_stack)
             decode = partial(self._decode, RawDecoder().decode)
             for file in files:
                 yield from map(decode, _blocks_of_lines(file))
         if not files:
             yield from self.read_blocks(range(len(self.header.blocks)))
 
-    def _open_raw(self, open_files: contextlib.ExitStack) -> list[BinaryIO]:
-        """Open the snapshot of a raw file (the requests that are carried into it), if it has one, and the raw file itself.
+    def _open_raw(self, exit_stack: contextlib.ExitStack) -> list[BinaryIO]:
+        """Open the snapshot of a raw file, if it has one, and the raw file itself. `exit_stack` closes them.
 
         The open files stay readable when the archiver deletes them. If the raw file was archived after the directory was
         listed, set `path` to the archive, and return no files.
         """
         files: list[BinaryIO] = []
         with contextlib.suppress(FileNotFoundError):  # the first file of a leadership has no snapshot
-            files.append(open_files.enter_context(self.sibling(STATE).open("rb")))
+            files.append(exit_stack.enter_context(self.sibling(STATE).open("rb")))
         try:  # the archiver deletes the raw file first: if this file exists, its snapshot was not deleted before
-            files.append(open_files.enter_context(self.path.open("rb")))
+            files.append(exit_stack.enter_context(self.path.open("rb")))
         except FileNotFoundError:
             archived = self.sibling(ARCHIVED)
             if not archived.exists():
@@ -228,6 +253,7 @@ class Segment:
         return files
 
     def _decode(self, decode: Callable[[bytes], list[Line]], text: bytes) -> list[Line]:
+        """Return `decode(text)`. The message of an error begins with the path."""
         try:
             return decode(text)
         except UnreadableHistory as error:
@@ -257,14 +283,15 @@ def list_segments(directory: Path) -> list[Segment]:
     The order is not that of the names: after the clock was set back, a file has an earlier name than the previous file.
     """
     found: dict[str, Segment] = {}
-    begins: dict[str, str] = {}
+    first_stems: dict[str, str] = {}
+    """The earliest stem of each leadership."""
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = NAME.fullmatch(path.name)
         if match is not None and match["suffix"] in (RAW, ARCHIVED):
             # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is deleted.
             segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))
-            begins[segment.term] = min(segment.stem, begins.get(segment.term, segment.stem))
-    return sorted(found.values(), key=lambda segment: (begins[segment.term], segment.number))
+            first_stems.setdefault(segment.term, segment.stem)
+    return sorted(found.values(), key=lambda segment: (first_stems[segment.term], segment.number))
 
 
 def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
@@ -281,13 +308,17 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
         first = max((index for index, start in enumerate(starts) if start <= since), default=0)
         while first > 0 and not segments[first].is_self_contained:
             first -= 1
-        chosen = [segment for segment, start in zip(segments, starts, strict=True) if start <= until][first:]
-        if chosen:
-            yield _lines_for_replay(chosen, until)
+        in_period = [segment for segment, start in zip(segments, starts, strict=True) if start <= until][first:]
+        if in_period:
+            yield _lines_for_replay(in_period, until)
 
 
 def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
-    """Yield the lines of files of one leadership. A gap may replace the live requests only at the beginning."""
+    """Yield the lines up to `until` (Unix ms) of the given files of one leadership.
+
+    If the first file lacks the requests that were live at its beginning, a gap replaces them. In later files such a gap is left
+    out, because the live requests are known.
+    """
     if not segments[0].is_self_contained:
         yield records.unrecorded(first_at(segments[0]), -1)
     for segment in segments:
@@ -296,13 +327,13 @@ def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
 
 
 def first_at(segment: Segment) -> float:
-    """Return the time of the `opened` line of a file."""
+    """Return the time of the `opened` line of a file, in Unix ms, or 0 if the file lacks it."""
     opened = (line.at for lines in segment.read() for line in lines if isinstance(line, Opened))
     return next(opened, 0.0)
 
 
 def is_recorded(segment: Segment) -> bool:
-    """Return whether a server still writes a file."""
+    """Return whether a server still writes a file, which may be archived or deleted meanwhile."""
     try:
         return not segment.is_archived and is_written(segment.path)
     except FileNotFoundError:  # the file was archived after the directory was listed
@@ -310,7 +341,7 @@ def is_recorded(segment: Segment) -> bool:
 
 
 def is_written(path: Path) -> bool:
-    """Return whether a server still writes a raw file: it holds a lock on the file."""
+    """Return whether a server still writes a raw file, on which it then has a lock. Raises FileNotFoundError."""
     with path.open("rb") as file:
         try:
             # Shared, because NFS rejects an exclusive lock on a file that is open for reading.
@@ -321,12 +352,12 @@ def is_written(path: Path) -> bool:
 
 
 def is_raw(path: Path) -> bool:
-    """Return whether a server, and not the archiver, writes the file or has written it."""
+    """Return whether this is the path of a raw file, complete or not. A server writes such a file, not the archiver."""
     return path.name.endswith((RAW, f"{RAW}.part"))
 
 
 def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> int:
-    """Return the bytes of the raw files of a directory.
+    """Return the bytes of the raw files of a directory, except the file with the stem `except_stem`.
 
     A file that a server still writes counts as complete, even if it is smaller.
     """
@@ -335,7 +366,8 @@ def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> i
         match = NAME.fullmatch(path.name)
         if match is not None and is_raw(path) and match["stem"] != except_stem:
             with contextlib.suppress(FileNotFoundError):  # the file was archived after the directory was listed
-                total += max(size_of(path), retention.segment_bytes if is_written(path) else 0)
+                min_bytes = retention.segment_bytes if is_written(path) else 0
+                total += max(size_of(path), min_bytes)
     return total
 
 

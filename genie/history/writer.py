@@ -29,27 +29,29 @@ from genie.history.segments import RAW, STATE, raw_bytes
 log = structlog.get_logger()
 
 SEGMENT_S: Final = 3_600.0
-"""Seconds after which a file is complete if its events have at least the size of its snapshot."""
+"""A file is complete at this age if its events have at least the size of its snapshot."""
 MAX_SEGMENT_S: Final = 86_400.0
-"""Seconds after which any file with events is complete."""
+"""Any file with events is complete at this age."""
 MAX_QUEUED_BYTES: Final = 64 << 20
 """Maximum number of bytes that wait for the disk. Further events are dropped."""
 ROOM_CHECK_S: Final = 1.0
-"""Seconds between two checks for room while events are dropped."""
+"""Time between two checks for room while events are dropped."""
 DISK_RETRY_S: Final = 10.0
-"""Seconds after an error of the disk until the recording begins a new file."""
+"""Time from an error of the disk until the recording begins a new file."""
 ARCHIVER_RETRY_S: Final = 60.0
-"""Seconds after which an archiver that has failed is started again."""
+"""Time after which an archiver that has failed is started again."""
 
 
 def namespace_directory(directory: str | Path, namespace: str) -> Path:
     """Return the directory with the history of one namespace."""
     name = quote(namespace, safe="")
-    return Path(directory) / (name.replace(".", "%2E") if name in (".", "..") else name)
+    if name in (".", ".."):  # these would be other directories
+        name = name.replace(".", "%2E")
+    return Path(directory) / name
 
 
 def clean_up_command(directory: Path, retention: Retention) -> list[str]:
-    """Return the command of the process that archives and deletes files."""
+    """Return the command line of the process that archives and deletes files."""
     limits = [str(retention.max_bytes), str(retention.max_age_s)]
     return [sys.executable, "-m", "genie.history.archiver", str(directory), *limits]
 
@@ -61,8 +63,9 @@ class DroppedWrites:
     count: int = 0
     """Number of writes that were dropped since the last gap."""
     since_ms: float = 0.0
-    """Time of the first of these drops, in Unix ms."""
+    """When the first of these writes was dropped, in Unix ms."""
     total: int = 0
+    """Number of all writes that were dropped."""
 
     def add(self) -> None:
         """Count one dropped write."""
@@ -72,7 +75,7 @@ class DroppedWrites:
         self.total += 1
 
     def take_gap(self) -> bytes:
-        """Return the line of the gap, and begin to count the next gap. Return an empty string if no write was dropped."""
+        """Return the line of the gap, and begin to count for the next gap. Return b"" if no write was dropped."""
         if not self.count:
             return b""
         gap = records.Gap(self.since_ms, self.count, time.time() * 1000)
@@ -82,13 +85,12 @@ class DroppedWrites:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """The first lines of a recording: one line for each of its `live` requests.
-
-    The thread encodes the lines while it iterates over `parts`.
-    """
+    """The first lines of a recording: one line for each live request."""
 
     live: int
+    """The number of live requests."""
     parts: Iterable[bytes]
+    """The encoded lines, several in each part. The thread encodes them while it iterates."""
 
 
 class _RawFile:
@@ -124,13 +126,18 @@ class _RawFile:
         """The bytes of the file."""
         return self.file.tell()
 
+    @property
+    def _event_bytes(self) -> int:
+        """The bytes of the events in the file."""
+        return self.size - self._opened_size
+
     def write(self, lines: bytes) -> None:
         """Append lines."""
         self.file.write(lines)
         self.file.flush()
 
     def begin_events(self, snapshot_start: int) -> None:
-        """Record that the snapshot, which begins at `snapshot_start`, ends here, and that events follow."""
+        """Record that the snapshot, which begins at the byte `snapshot_start`, ends here, and that events follow."""
         self._opened_size = self.size
         self.snapshot_bytes = self.size - snapshot_start
 
@@ -141,19 +148,19 @@ class _RawFile:
                 self.snapshot_bytes = self._state.stat().st_size
 
     def is_complete(self, segment_bytes: int) -> bool:
-        """Return whether the file is old, or whether its events have at least `segment_bytes`, and at least the size of its
-        snapshot.
+        """Return whether the next file should begin: this one has reached its maximum age, or its events are large enough.
+
+        They are if they have at least `segment_bytes`, and at least the size of the snapshot.
         """
-        is_large = 0 < self.size - self._opened_size >= max(segment_bytes, self.snapshot_bytes)
+        is_large = self._event_bytes > 0 and self._event_bytes >= max(segment_bytes, self.snapshot_bytes)
         return is_large or self.remaining_s() == 0
 
     def remaining_s(self) -> float | None:
-        """Return the seconds until the file is old, or None if it has no events. Without events, a file is never old."""
-        events = self.size - self._opened_size
-        if not events:
+        """Return the seconds until the file reaches its maximum age, or None if it has no events and thus no such age."""
+        if not self._event_bytes:
             return None
-        age_s = SEGMENT_S if events >= self.snapshot_bytes else MAX_SEGMENT_S
-        return max(0.0, self._opened_at_s + age_s - time.monotonic())
+        max_age_s = SEGMENT_S if self._event_bytes >= self.snapshot_bytes else MAX_SEGMENT_S
+        return max(0.0, self._opened_at_s + max_age_s - time.monotonic())
 
 
 class _Archiver:
@@ -172,33 +179,35 @@ class _Archiver:
             self.due_at_s = time.monotonic() + ARCHIVER_RETRY_S
 
     def poll(self) -> int | None:
-        """Start the process if it is due.
+        """Start the process if it is due and does not run.
 
         If a process has ended, return the number of writes that it has dropped, else None.
         """
         has_ended = self._process is not None and self._process.poll() is not None
         dropped = self.join() if has_ended else None
-        if self._process is None and self.due_at_s is not None and time.monotonic() >= self.due_at_s:
-            self.due_at_s = None
-            try:
-                self._process = subprocess.Popen(  # noqa: S603 - our own module
-                    self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-                )
-            except OSError as error:  # for example, the limit of processes is reached
-                log.warning(
-                    "history archiver start failed, retrying",
-                    namespace=self._namespace,
-                    reason=str(error),
-                    retry_s=ARCHIVER_RETRY_S,
-                )
-                self.retry_later()
+        is_due = self.due_at_s is not None and time.monotonic() >= self.due_at_s
+        if is_due and self._process is None:
+            self._start()
         return dropped
 
-    def join(self) -> int | None:
-        """Wait until the process has ended, and return the number of writes that it has dropped.
+    def _start(self) -> None:
+        """Start the process, or retry later if that fails."""
+        self.due_at_s = None
+        try:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            )
+        except OSError as error:  # for example, the limit of processes is reached
+            log.warning(
+                "history archiver start failed, retrying",
+                namespace=self._namespace,
+                reason=str(error),
+                retry_s=ARCHIVER_RETRY_S,
+            )
+            self.retry_later()
 
-        Return None if no process runs.
-        """
+    def join(self) -> int | None:
+        """Wait until the process has ended, and return the number of writes that it has dropped, or None if no process runs."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -222,7 +231,9 @@ class HistoryWriter:
         self.retention = retention
         self._namespace, self._server = namespace, server
         self._term = secrets.token_hex(4)
+        """Identifies this leadership in the names of its files."""
         self._number = 0
+        """How many files this leadership has."""
         self._queue: SimpleQueue[bytes | _Snapshot | None] = SimpleQueue()
         """Lines and snapshots for the thread. None ends the recording."""
         self._queued_sizes: deque[int] = deque()
@@ -231,17 +242,18 @@ class HistoryWriter:
         """The writes that `write` has dropped because the queue was full."""
         self._dropped_by_thread = DroppedWrites()
         """The writes that the thread has dropped. The total includes the writes that the archiver has dropped."""
+        # Only the thread uses the next five fields.
         self._has_failed = False
-        """True if the disk has failed, and no file could be written since then. Only the thread uses this."""
+        """True if the disk has failed, and no file could be written since then."""
         self._unrecorded_live: int | None = None
-        """Number of live requests in a dropped snapshot, until a line records it. None if no snapshot was dropped. Only the
-        thread uses this."""
+        """Number of live requests in a dropped snapshot, until a line records it. None if no snapshot was dropped."""
         self._other_bytes = 0
         """Bytes of the raw files except the current one, when they were last counted."""
         self._recount_at_s = 0.0
         """When `_other_bytes` may be counted again, on the monotonic clock."""
         self._archiver = _Archiver(directory, namespace, retention)
         self._closed = threading.Event()
+        """Set when the last file is written and closed."""
         self._thread = threading.Thread(target=self._run, name="genie-history", daemon=True)
         self._thread.start()
 
@@ -253,6 +265,7 @@ class HistoryWriter:
         self._enqueue(self._dropped_by_loop.take_gap() + lines)
 
     def _enqueue(self, lines: bytes) -> None:
+        """Queue lines for the thread."""
         self._queued_sizes.append(len(lines))
         self._queue.put(lines)
 
@@ -262,15 +275,16 @@ class HistoryWriter:
         return self._dropped_by_loop.total + self._dropped_by_thread.total
 
     def write_snapshot(self, live: int, parts: Iterable[bytes], queued_bytes: int = 0) -> None:
-        """Queue the first lines of a recording, one for each of `live` requests. The thread iterates over the parts.
+        """Queue the first lines of a recording, one for each of `live` requests.
 
-        `queued_bytes` is the size of the parts that are encoded already.
+        The thread iterates over `parts`, which may encode the lines only then. `queued_bytes` is the size of the lines that are
+        encoded already.
         """
         self._queued_sizes.append(queued_bytes)
         self._queue.put(_Snapshot(live, parts))
 
     def close(self) -> None:
-        """Signal the thread to end the recording when everything queued is written. Does not wait: see `join`."""
+        """Signal the thread to end the recording when everything queued is written. `join` waits for that."""
         if gap := self._dropped_by_loop.take_gap():  # no later line can carry it
             self._enqueue(gap)
         self._queue.put(None)
@@ -282,6 +296,7 @@ class HistoryWriter:
     # -- in the thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        """Record until the recording ends. After an error of the disk, drop lines for a while and try again."""
         ends = False
         while not self._record() and not ends:
             ends = self._drop_for_a_while()
@@ -292,6 +307,7 @@ class HistoryWriter:
         """Write to files until the recording ends. Return False if the disk fails before."""
         file: _RawFile | None = None
         lines: bytes | _Snapshot | None = None
+        """Lines that were taken from the queue and are not written yet."""
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             shrink(self.directory, self.retention)
@@ -316,24 +332,28 @@ class HistoryWriter:
                 self._archive()
             self._write_gap(file)
         except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                log.error(  # noqa: TRY400 - the text of the error says it all
-                    "history recording failed, events are dropped until a retry succeeds",
-                    namespace=self._namespace,
-                    directory=str(self.directory),
-                    reason=str(error),
-                    retry_s=DISK_RETRY_S,
-                )
+            self._on_disk_error(error)
             if lines:
                 self._drop(lines)
-            self._archiver.due_at_s = 0.0  # the file is complete, except for its last line
             return False
         finally:
             if file is not None:
-                with contextlib.suppress(OSError):  # the error that is logged above, again
+                with contextlib.suppress(OSError):  # the error that was handled already
                     file.file.close()
         return True
+
+    def _on_disk_error(self, error: OSError) -> None:
+        """Log the first error since the last successful write, and start the archiver for the file that has ended."""
+        self._archiver.due_at_s = 0.0
+        if not self._has_failed:
+            self._has_failed = True
+            log.error(
+                "history recording failed, events are dropped until a retry succeeds",
+                namespace=self._namespace,
+                directory=str(self.directory),
+                reason=str(error),
+                retry_s=DISK_RETRY_S,
+            )
 
     def _drop_for_a_while(self) -> bool:
         """Drop all lines for `DISK_RETRY_S` after the disk has failed. Return whether the recording ends."""
@@ -344,13 +364,13 @@ class HistoryWriter:
             except Empty:
                 break
             if lines is None:
-                self._queue.put(None)  # for a last attempt, which writes the gap
+                self._queue.put(None)  # for the last call of `_record`, which writes the gap
                 return True
             self._drop(lines)
         return False
 
     def _drop(self, lines: bytes | _Snapshot) -> None:
-        """Count lines from the queue as dropped, because the disk has failed."""
+        """Count lines that were taken from the queue as dropped, because the disk has failed."""
         self._dropped_by_thread.add()
         self._queued_sizes.popleft()
         if isinstance(lines, _Snapshot):
@@ -369,14 +389,14 @@ class HistoryWriter:
         log.info("history recording resumed", namespace=self._namespace, directory=str(self.directory))
 
     def _next_lines(self, file: _RawFile) -> bytes | _Snapshot | None:
-        """Wait for the next lines, at most until the file is old.
+        """Wait for the next lines, at most until the file reaches its maximum age.
 
         Return the lines, b"" if there are none, or None if the recording ends.
         """
         remaining_s = file.remaining_s()
-        needs_room = self._dropped_by_thread.count > 0 or remaining_s == 0
+        waits_for_room = self._dropped_by_thread.count > 0 or remaining_s == 0
         try:
-            return self._queue.get(timeout=ROOM_CHECK_S if needs_room else remaining_s)
+            return self._queue.get(timeout=ROOM_CHECK_S if waits_for_room else remaining_s)
         except Empty:
             return b""
 
@@ -403,13 +423,12 @@ class HistoryWriter:
             self._archiver.retry_later()  # the archiver of another server, which had the lock, may have failed
 
     def _append_snapshot(self, file: _RawFile, snapshot: _Snapshot) -> None:
-        """Write the snapshot with which a recording begins, or if there is no room for it, one line that replaces it."""
+        """Write the snapshot with which a recording begins. If there is no room for it, a gap replaces it."""
         start = file.size
         for part in snapshot.parts:
-            size = file.size + len(part) - start
-            if size > self.retention.snapshot_bytes or not self._has_room(file, len(part)):
-                # Remove the parts that were written, and write one line in place of the snapshot.
-                file.file.truncate(start)
+            snapshot_bytes = file.size + len(part) - start
+            if snapshot_bytes > self.retention.snapshot_bytes or not self._has_room(file, len(part)):
+                file.file.truncate(start)  # removes the parts that were written
                 file.file.seek(start)
                 file.write(records.encode_lines([records.unrecorded(time.time() * 1000, snapshot.live)]))
                 self._dropped_by_thread.total += 1
@@ -418,15 +437,18 @@ class HistoryWriter:
         file.begin_events(start)
 
     def _has_room(self, file: _RawFile, count: int, reserved: int = RESERVED_BYTES) -> bool:
-        """Return whether all raw files stay below their bound with `count` more bytes, after a recount if they would not."""
-        allowed = self.retention.raw_bytes - reserved - file.size - count
-        if self._other_bytes > allowed and time.monotonic() >= self._recount_at_s:
+        """Return whether all raw files stay below their limit with `count` more bytes, of which `reserved` bytes stay free.
+
+        Counts the other files again if they seem to be too large, because the archiver may have deleted some.
+        """
+        max_other_bytes = self.retention.raw_bytes - reserved - file.size - count
+        if self._other_bytes > max_other_bytes and time.monotonic() >= self._recount_at_s:
             self._other_bytes = raw_bytes(self.directory, self.retention, file.stem)
             self._recount_at_s = time.monotonic() + ROOM_CHECK_S
-        return self._other_bytes <= allowed
+        return self._other_bytes <= max_other_bytes
 
     def _write_gap(self, file: _RawFile) -> None:
-        """Write the line about the writes that the thread has dropped, for which room is reserved."""
+        """Write the gap that replaces the writes that the thread has dropped, if there are any. Room is reserved for it."""
         count = self._dropped_by_thread.count
         if gap := self._dropped_by_thread.take_gap():
             try:
@@ -438,8 +460,7 @@ class HistoryWriter:
     def _create_next_file(self, previous_snapshot_bytes: int = 0) -> _RawFile:
         """Create the next file.
 
-        Until the size of its own snapshot is known, `previous_snapshot_bytes`, the size of the snapshot of the previous file,
-        decides when the file is complete.
+        Until the size of its snapshot is known, it counts as `previous_snapshot_bytes`, the size of that of the previous file.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         now_ms, number = time.time() * 1000, self._number + 1
@@ -453,7 +474,10 @@ class HistoryWriter:
         self._on_archived(self._archiver.poll())
 
     def _on_archived(self, dropped: int | None) -> None:
-        """Count the writes that an ended archiver has dropped, and allow a recount of the files. Do nothing for None."""
+        """If an archiver has ended, count the writes that it has dropped, and allow a recount of the files.
+
+        `dropped` is None if no archiver has ended.
+        """
         if dropped is not None:
             self._dropped_by_thread.total += dropped
             self._recount_at_s = 0.0
