@@ -299,7 +299,7 @@ public final class GenieClient implements AutoCloseable {
      * @return completes with the lock, or exceptionally as {@link #lock(LockOptions, String...)}. If it is cancelled, or completed
      *     otherwise, as by {@code orTimeout}, the request is cancelled, and a lock that was granted meanwhile is released. If
      *     {@code cancel} returns false, the future has the lock, which must be released. Functions that depend on the future run in
-     *     the default executor of {@link CompletableFuture}, unless they name another one
+     *     its {@link CompletableFuture#defaultExecutor}, unless they name another one
      */
     public CompletableFuture<Lock> lockAsync(LockOptions options, String... resources) {
         List<String> list = Resources.withModes(resources);

@@ -97,7 +97,7 @@ public final class Lock implements AutoCloseable {
 
     /**
      * {@return a future that completes with the reason when the lock is lost, and exceptionally, with a {@link LockEndedException},
-     * when it is released or detached. Functions that depend on it run in the default executor of {@link CompletableFuture}, unless
+     * when it is released or detached. Functions that depend on it run in its {@link CompletableFuture#defaultExecutor}, unless
      * they name another one. Each call returns a further future, which is kept until the lock ends: do not call it again and again}
      */
     public CompletableFuture<LockLostException> lost() {

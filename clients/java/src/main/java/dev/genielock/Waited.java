@@ -4,6 +4,7 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executor;
+import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
@@ -12,7 +13,10 @@ import java.util.concurrent.TimeoutException;
  * meanwhile, which may wait for that thread.
  */
 class Waited<T> extends CompletableFuture<T> {
-    private static final Executor EXECUTOR = new CompletableFuture<Void>().defaultExecutor()::execute; // not equal to the pool
+    // If the common pool has only one thread, a task that blocks would hold up all others: then each task has a new thread, as in
+    // CompletableFuture before Java 25. The executor is not equal to the pool.
+    private static final Executor EXECUTOR = ForkJoinPool.getCommonPoolParallelism() > 1 ? ForkJoinPool.commonPool()::execute
+            : task -> Dialer.newThread("genie-task", task).start();
 
     @Override
     public Executor defaultExecutor() { return EXECUTOR; }
