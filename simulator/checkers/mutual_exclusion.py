@@ -255,7 +255,7 @@ class FairnessChecker(Checker):
 
         If `earlier` arrived after `later` and is ahead only because of its priority, `since` is the time at which `earlier`
         was queued. A grant before `since` is not overtaking. `by_units`: they only conflict by the number of units. Then both may
-        fit, and one release may grant them in any order.
+        fit, and one release may grant them in any order, also in several steps.
         """
         if later_lock is None:
             return
@@ -263,7 +263,7 @@ class FairnessChecker(Checker):
         if since is not None and granted_at <= since + TOLERANCE_S:
             return
         if earlier_lock is not None:
-            together = by_units and earlier_lock.granted_at <= granted_at + TOLERANCE_S
+            together = by_units and not self._has_freed(earlier, later_lock.stored_at, earlier_lock.stored_at)
             if earlier_lock.record["fence"] > later_lock.record["fence"] and not together:
                 self._report_overtaking(earlier, later, granted_at)
         elif earlier.ended_at is not None and earlier.reason == "queue-timeout":
@@ -271,6 +271,15 @@ class FairnessChecker(Checker):
             times_out_at = earlier.sent_at + earlier.payload.get("queueTimeout", 10_000) / 1000
             if earlier.payload.get("queueTimeout") != 0 and granted_at + TOLERANCE_S < times_out_at:
                 self._report_overtaking(earlier, later, granted_at)
+
+    def _has_freed(self, request: RequestHistory, after: float, until: float) -> bool:
+        """Return whether a lock that left less room for the request ended after the first and until the second time."""
+        return any(
+            lock.ended_at is not None
+            and after < lock.ended_at <= until
+            and _conflict(stored_modes(lock.record), request.modes, count_units=True)
+            for lock in self.model.locks.values()
+        )
 
     def _report_overtaking(self, earlier: RequestHistory, later: RequestHistory, at: float) -> None:
         self.model.add_violation(at, f"{later.id} was granted before {earlier.id}, which was ahead of it in the queue")

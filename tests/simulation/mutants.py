@@ -550,7 +550,7 @@ MUTANTS = [
         "core/grant.py",
         "request.units[name], name, queue, entry)",
         "request.units[name], name)",
-        first=FIRST_LOCK_KINDS_SEED + 29,
+        first=FIRST_LOCK_KINDS_SEED + 78,
     ),
     Mutant(
         "a release grants no waiter",
