@@ -56,8 +56,12 @@ async def _read(settings: Settings, port: int, timeout_s: float) -> LocalStatus:
             status, text = response.status, await response.text()
     except TimeoutError:
         raise Unavailable(f"the admin port {address} did not respond within {timeout_s:g} s") from None
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise Unavailable(f"{address} has another certificate than GENIE_TLS_CERT: {error.certificate_error}") from None
+    except aiohttp.ClientConnectorError as error:
+        raise Unavailable(f"cannot connect to the admin port {address}: {error.os_error}") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise Unavailable(f"no server responds at the admin port {address}: {error}") from None
+        raise Unavailable(f"{address} did not respond in HTTP: {error or type(error).__name__}") from None
     if status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
         raise Unavailable(f"the admin port {address} responded {status}")
     namespaces = dict(line.partition(": ")[::2] for line in text.splitlines())

@@ -175,8 +175,13 @@ def server_hint(error: BaseException) -> str:
     if not isinstance(error, Unavailable) or "Connect call failed" not in str(error):
         return ""
     ctx = click.get_current_context(silent=True)
-    prefix = "--admin-" if ctx is not None and "admin_port" in ctx.params else "--"
-    return f" (`genie serve` starts one; {prefix}host and {prefix}port choose another)"
+    params = {} if ctx is None else ctx.params
+    names = "--host and --port"
+    if params.get("is_local"):  # `genie status --local` reads the settings of the server
+        names = "GENIE_ADMIN_HOST and GENIE_ADMIN_PORT"
+    elif "admin_port" in params:
+        names = "--admin-host and --admin-port"
+    return f" (`genie serve` starts one; {names} choose another)"
 
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:

@@ -13,6 +13,7 @@ import click
 from genie.cli.format import lock_text, natural_key
 from genie.cli.inspect import request_lines
 from genie.cli.options import bare_name, one_line
+from genie.cli.output import print_lines
 from genie.cli.query import Output, QueriedServer, Querier, Row, checked_reply, output_options, server_query
 from genie.errors import Code, RequestRejected
 from genie.protocol.limits import MAX_ROWS
@@ -77,14 +78,25 @@ def release(
     if not output.as_json:
         output.print(targets, _target_lines)
     if targets.ids and not yes:
-        requests = "this request" if len(targets.ids) == 1 else f"these {len(targets.ids):,} requests"
-        click.confirm(f"Release {requests}?", abort=True)
+        _confirm(len(targets.ids))
     if targets.ids or output.as_json:
         reasons = dict(zip(targets.ids, server.query(lambda client: _release_all(client, targets.ids)), strict=True))
         rows = [{"id": id_, "reason": reason} for id_, reason in reasons.items()]
         output.print({"released": rows, "complete": targets.complete}, lambda *_: _outcome_lines(reasons))
         if any(reason.startswith(NOT_RELEASED) for reason in reasons.values()):
             raise SystemExit(1)
+
+
+def _confirm(count: int) -> None:
+    """Ask whether to release so many requests. Raises click.ClickException if the answer is no, or if the input ends."""
+    requests = "this request" if count == 1 else f"these {count:,} requests"
+    try:
+        is_confirmed = click.confirm(f"Release {requests}?")
+    except click.Abort:
+        print_lines("")  # ends the line of the question
+        is_confirmed = False
+    if not is_confirmed:
+        raise click.ClickException("nothing was released")
 
 
 async def _list_transaction(client: Querier, transaction: str) -> ReleaseList:

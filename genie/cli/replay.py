@@ -21,7 +21,7 @@ from genie.cli.query import Output, output_options
 from genie.config import NAMESPACE
 from genie.history.records import WHY_MISSING, Gap, Line, UnreadableHistory
 from genie.history.replay import Change, Diverged, Outcome, Replay, Step, TooManyRequests, UnknownState, what_if
-from genie.history.segments import recorded_terms
+from genie.history.segments import list_segments, recorded_terms
 from genie.history.writer import namespace_directory
 from genie.protocol.limits import MAX_PRIORITY, MAX_TIMEOUT_MS
 from genie.text import printable
@@ -96,7 +96,7 @@ def replay(
             raise click.UsageError(f"{option} has two values for the same field")
     since, until = read_window(since, until)
     begin, end = -inf if since is None else since, inf if until is None else until
-    directory = namespace_directory(history_dir, namespace or NAMESPACE)
+    directory = _recorded_directory(history_dir, namespace or NAMESPACE)
     try:
         if changes:
             fields: dict[str, Any] = dict(selectors) | dict(changes)
@@ -112,6 +112,14 @@ def replay(
         raise
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
+
+
+def _recorded_directory(history_dir: Path, namespace: str) -> Path:
+    """Return the folder with the history of a namespace. Raises click.ClickException if it has no files."""
+    directory = namespace_directory(history_dir, namespace)
+    if not list_segments(directory):
+        raise click.ClickException(f"{history_dir} has no history of the namespace {namespace!r}")
+    return directory
 
 
 def _failure(error: Diverged | UnknownState) -> str:

@@ -77,8 +77,9 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
         except TransferError as error:
             raise click.ClickException(str(error)) from None
         except RedisFailure as error:
-            problem = "Redis denied access" if is_denied(error) else "Redis is unavailable"
-            raise _Unavailable(f"{problem}: {error}") from None
+            if is_denied(error):
+                raise _Unavailable(f"Redis denied access: {error}") from None
+            raise _Unavailable(f"Redis is unavailable: {error} (--redis-url chooses another)") from None
 
     return with_redis
 

@@ -82,6 +82,7 @@ async def test_without_a_confirmation_nothing_is_released(server: Genie, client:
     lock = await client.acquire("t/0", transaction="t", transaction_timeout=HOUR)
     unanswered = await release(server, "--transaction", "t")
     assert unanswered.exit_code == 1
+    assert unanswered.stderr == "genie: nothing was released\n"
     assert await held(client, "t/0") == [lock.id]
     done = await release(server, "--transaction", "t", "--yes", "--json")
     assert json.loads(done.stdout) == {"released": [{"id": lock.id, "reason": "success"}], "complete": True}

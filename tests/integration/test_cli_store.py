@@ -374,6 +374,7 @@ def test_usage_and_unavailable_redis(stored: Stored) -> None:
         down = genie_cli("store", command, "--redis-host", "127.0.0.1", "--redis-port", "1")
         assert (down.returncode, down.stdout) == (2, "")
         assert down.stderr.startswith("genie: Redis is unavailable: 127.0.0.1:1")
+        assert down.stderr.endswith(" (--redis-url chooses another)\n")
     stored.redis.call("ACL", "SETUSER", "reader", "on", ">secret", "allkeys", "-@all")
     denied = genie_cli("store", "check", redis_url=stored.redis.url.replace("redis://", "redis://reader:secret@"))
     assert (denied.returncode, denied.stdout) == (2, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
@@ -61,6 +63,21 @@ def test_without_a_server_the_error_says_how_to_start_one() -> None:
     assert result.exit_code == 1
     assert result.stderr.startswith("genie: no server at 127.0.0.1:1: ")
     assert result.stderr.endswith("(`genie serve` starts one; --host and --port choose another)\n")
+
+
+def test_without_a_server_on_this_machine_the_error_names_the_settings_of_a_server() -> None:
+    environment = {"GENIE_ADMIN_PORT": "1"}
+    result = CliRunner().invoke(main, ["status", "--local"], env=environment)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("genie: cannot connect to the admin port 127.0.0.1:1: [Errno ")
+    assert result.stderr.endswith("(`genie serve` starts one; GENIE_ADMIN_HOST and GENIE_ADMIN_PORT choose another)\n")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--what-if", "removed"]])
+def test_a_replay_of_a_folder_without_a_history_is_an_error(arguments: list[str], tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["replay", "--history-dir", str(tmp_path), "--namespace", "orders", *arguments])
+    assert result.exit_code == 1
+    assert result.stderr == f"genie: {tmp_path} has no history of the namespace 'orders'\n"
 
 
 def test_a_timeout_is_always_that_of_the_server() -> None:
