@@ -1,4 +1,4 @@
-"""Reads the cases, and selects those that are to run."""
+"""Reads the cases, and selects the ones to run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Case:
 
 
 def load(direction: str) -> list[Case]:
-    """Return all cases for "client" or "server", those that take long first.
+    """Return all cases for "client" or "server", the longest first.
 
     Raises CaseError for a case with an unknown field or a name that occurs twice.
     """

@@ -130,7 +130,7 @@ class Connection:
         self.send([{"command": "welcome", "payload": payload}])
 
     def set_pings(self, mode: str) -> None:
-        """Set what happens with pings, also with those that were held."""
+        """Set what happens with pings, also with the held pings."""
         self.pings = mode
         if mode != "hold":
             held, self.held_pings = self.held_pings, []

@@ -22,9 +22,7 @@ def listen() -> None:
 
 
 def _handled_signals() -> list[signal.Signals]:
-    """Return the signals to handle: not those that are ignored, as SIGINT is in a background job of
-    a script.
-    """
+    """Return the signals to handle. Ignored signals stay ignored, such as SIGINT in a background job of a script."""
     return [each for each in STOPS if signal.getsignal(each) is not signal.SIG_IGN]
 
 

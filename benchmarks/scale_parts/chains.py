@@ -99,7 +99,7 @@ def _visits(manager: LockManager) -> Row:
     if seen < LINKS:  # no search from either end is over sooner, so it went by another way than this counts
         raise Missing("the owners that the search visits can't be counted in this way any more")
     return Row(
-        "owners that the search visits, to those that can be reached",
+        "owners that the search visits, to owners that can be reached",
         (seen + strangers) / len(reached),
         goal=1,
         note=f"{seen} of the {len(reached)} that are reached and {strangers} of the {CHAINS * LINKS + CHAINS - len(reached)}"

@@ -130,7 +130,7 @@ func (e *DeadlockError) Error() string {
 func (e *DeadlockError) Is(target error) bool { return target == ErrDeadlock }
 
 // InsufficientError reports that AcquireAny locked nothing. Free and Locked are the sums of the
-// weights of the resources that are free and of those that are not.
+// weights of the free resources and of the others.
 type InsufficientError struct {
 	ID           int64
 	Free, Locked *big.Int

@@ -18,7 +18,7 @@ type Lock struct {
 	watchdog  bool
 	attempts  int // of a transaction
 	trace     func(context.Context) string
-	resources []string // of AcquireAny: the choices, and after the grant those that are locked
+	resources []string // of AcquireAny: the choices, and after the grant the locked ones
 	id, fence int64
 	late      bool // when the grant arrived, too little of the timeout remained for certain, or the lock was lost
 

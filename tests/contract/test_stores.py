@@ -146,7 +146,7 @@ async def test_the_order_of_the_queues_is_loaded(make: Make) -> None:
         core.Request(exclusive=("A", "C")),
         core.Request(exclusive=("D", "C")),
         core.Request(exclusive=("D",), transaction="T2"),
-        core.Request(exclusive=("C",), transaction="T1", priority=-1),  # passes those who wait for T1
+        core.Request(exclusive=("C",), transaction="T1", priority=-1),  # passes the waiters of T1
     ]
     for step in steps:
         await commit(store, batch(manager, 0, *manager.step(step, 0)))

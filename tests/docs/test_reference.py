@@ -73,7 +73,7 @@ def test_every_name_of_the_package_exists() -> None:
 
 
 def _as_written(signature: inspect.Signature) -> str:
-    """The parameters as the page shows them: with `*` before those that are given by keyword only, and without types."""
+    """The parameters as the page shows them: with `*` before the keyword-only ones, and without types."""
     shown = []
     for parameter in signature.parameters.values():
         if parameter.name == "self":

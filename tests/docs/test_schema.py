@@ -24,7 +24,7 @@ def validator(definition: str, **changes: Any) -> Draft202012Validator:
 
 
 def closed(definitions: dict[str, Any]) -> dict[str, Any]:
-    """The same, but that objects have no fields beside those that are listed."""
+    """The same schema, in which objects have only the listed fields."""
     return {
         name: {**one, "additionalProperties": False} if "properties" in one else one
         for name, one in definitions.items()

@@ -40,7 +40,7 @@ from support.runs.searches import SOAK
 MANY = 3_000 if SOAK else 800
 POLLS = 3
 BOUND = MAX_PENDING + MAX_CONNECTIONS + 4 * ACCEPTS_PER_ITERATION
-"""Connections of the admin port, with those that are being closed in this and the next iterations of the event loop."""
+"""Connections of the admin port. Some of them are being closed in this and the next iterations of the event loop."""
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Long: "
 BODY = (
     b"POST /api/release HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nX-Genie: 1\r\n"

@@ -111,7 +111,7 @@ def container(values: dict[str, Any]) -> Any:
 
 
 def environment(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the variables: texts, and the sources of those that come from elsewhere."""
+    """Return the variables: their texts, or their sources in other objects."""
     return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container(values)["env"]}
 
 

@@ -35,7 +35,7 @@ from support.processes.waiting import until
 from support.runs.hostile_text import assert_printable, of
 
 ALLOWED = "\u202e \u2066 \u2028 \U000e0041"
-"""Those that the protocol allows in names: no control characters."""
+"""The characters that the protocol allows in names: no control characters."""
 LONG = {"queueTimeout": 600_000, "transactionTimeout": 600_000}
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

@@ -206,7 +206,7 @@ async def test_a_principal_locks_and_inspects_only_subtrees_within_its_prefixes(
         assert [row["resource"] for row in first["blockers"]] == ["stock/**"]
         assert [row["resource"] for row in second["blockers"]] == ["accounts/1"]
         assert second["blockersTotal"] == 2
-        # Of the request for subtrees, the principal sees those that contain its names, and how many more there are.
+        # The principal sees the subtrees that contain its names, and the number of the others.
         (holder,) = (await inspect(books, resource="stock/1/x"))["holders"]
         assert (holder["resources"], holder["resourcesTotal"]) == (["exclusive:stock/**", "exclusive:limits/**"], 3)
 

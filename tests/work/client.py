@@ -23,7 +23,7 @@ from work.opcodes import OpcodeCounter
 
 PACKAGE = Path(genie.__file__).parent
 COUNTED = tuple(str(PACKAGE / name) for name in ("client", "protocol/messages.py", "protocol/codec.py"))
-"""The files whose instructions are counted: those that only the client executes in this process."""
+"""The files whose instructions are counted: only the client executes them in this process."""
 WARM_UP, CYCLES = 4, 8
 """Cycles of each of 64 tasks. A task that is alone executes as many as 64 tasks."""
 

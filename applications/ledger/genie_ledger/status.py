@@ -30,7 +30,7 @@ class Status:
     transfers that were not delivered. `overdue` counts the pending transfers that are due: in
     processing, with their date in the past. `delivered` counts the delivered transfers that the
     handler does not know to be final. `unlisted` counts transfers in states that are neither
-    processing nor final states, by state: tracked transfers, and those whose last state change is
+    processing nor final states, by state: tracked transfers, and transfers whose last state change is
     among the newest `RECENT_CHANGES` ids. At most 20 states are counted.
     """
 

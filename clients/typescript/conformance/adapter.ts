@@ -30,7 +30,7 @@ function describe(error: unknown): object {
   return fields;
 }
 
-/** Returns the options without those that are null: they mean the default of the client. */
+/** Returns the options that are not null: they mean the default of the client. */
 function given(options: object | null | undefined): object {
   return Object.fromEntries(Object.entries(options ?? {}).filter(([, value]) => value !== null));
 }

@@ -1,4 +1,4 @@
-"""The bytes of the responses that the admin port keeps in memory: cached ones, and those that clients read slowly."""
+"""The bytes of the responses that the admin port keeps in memory: cached ones, and ones that clients read slowly."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def can_finish(owner: Owner, requests: Iterable[Entry], in_queue_order: bool) ->
 
 
 def reduce(requests: Iterable[Entry], in_queue_order: bool) -> tuple[list[Owner], set[Owner]]:
-    """Take owners that can finish, until there are none. Return the owners taken, in order, and those that are left."""
+    """Take owners that can finish, until there are none. Return the owners taken, in order, and the others."""
     requests = list(requests)
     left = list(dict.fromkeys(request.owner for request in sorted(requests, key=lambda request: request.position(""))))
     order: list[Owner] = []
@@ -132,7 +132,7 @@ def finishing_order(
 
 
 class ReferenceManager:
-    """A lock manager by the rules above. `requests` are those that hold and wait, in order of arrival."""
+    """A lock manager by the rules above. `requests` hold or wait, and are in order of arrival."""
 
     def __init__(self) -> None:
         self.requests: list[Entry] = []

@@ -242,7 +242,7 @@ def queues(manager: LockManager) -> dict[str, list[tuple[float, int, int, int]]]
 @pytest.mark.soak
 @long_searches
 def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) -> None:
-    """The requests are decoded, or those that a former leader has in memory when Redis has lost its commits."""
+    """The requests are decoded, or are in the memory of a former leader when Redis has lost its commits."""
     random = Random(seed)  # noqa: S311
     leader = Leader(random, LockManager())
     for _ in range(6):
@@ -276,7 +276,7 @@ def test_a_state_that_is_loaded_in_any_order_decides_as_the_original(seed: int) 
 @pytest.mark.soak
 @searches
 def test_a_former_leader_restores_its_own_requests_like_their_records(seed: int) -> None:
-    """Its snapshot has the requests of its lock manager, without some of those that waited."""
+    """Its snapshot has the requests of its lock manager, without some of the waiting ones."""
     random = Random(seed)  # noqa: S311
     leader = Leader(random, LockManager())
     for _ in range(6):

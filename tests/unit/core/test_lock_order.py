@@ -389,7 +389,7 @@ def test_an_offender_that_holds_a_common_lock_is_none() -> None:
     run_transaction(manager, "b", "a", name="ship-1")
     assert offenders(order) == ["ship-*"]
     run_transaction(manager, "outer", "b", "a", name="refund-1")
-    assert offenders(order) == ["ship-*", "refund-*"], "those who pay do not hold the outer lock"
+    assert offenders(order) == ["ship-*", "refund-*"], "payments do not hold the outer lock"
 
 
 def test_the_offenders_of_a_class_are_bounded() -> None:

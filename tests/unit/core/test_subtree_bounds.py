@@ -279,7 +279,7 @@ def test_a_request_for_a_subtree_with_too_many_waiters_below_is_rejected(monkeyp
     accepted = step(manager, "a/**", "b/**")
     assert accepted.id in manager.table.waiting
     check(manager)
-    for _ in range(12):  # those that arrive later are not limited
+    for _ in range(12):  # later requests are not limited
         step(manager, "a/0")
     check(manager)
 

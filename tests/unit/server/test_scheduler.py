@@ -407,7 +407,7 @@ def test_a_busy_connection_stays_busy_after_a_slow_command() -> None:
     simulated.connections["a"].busy_until = simulated.now + 60
     assert simulated.batch() == ["slow"]
     simulated.add("other", 10.0)
-    assert simulated.batch() == ["other", "a"], "it has one turn, after those that are not busy"
+    assert simulated.batch() == ["other", "a"], "it has one turn, after the connections that are not busy"
     assert [simulated.batch() for _ in range(3)] == [[], [], ["slow"]], "after the iterations that rest"
     assert simulated.batch() == ["b"]
 

@@ -790,7 +790,7 @@ def test_first_blockers_with_long_texts_are_not_kept() -> None:
 
 @pytest.mark.parametrize("held_by_others", [0, 3])
 def test_the_choices_of_a_request_are_measured_once(held_by_others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There may be 10,000 of them. The request is admitted for all, and charged for those that it holds."""
+    """There may be 10,000 of them. The request is admitted for all names, and charged for the names that it holds."""
     server = Server()
     peer = server.connect("orders")
     names = [wide(number, 200) for number in range(20)]

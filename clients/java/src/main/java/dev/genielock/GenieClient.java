@@ -609,7 +609,7 @@ public final class GenieClient implements AutoCloseable {
     public void close() { session.close(); }
 
     /**
-     * Lets no further calls begin, waits until all locks have ended, releases those that are still held after a limit, which count as
+     * Lets no further calls begin, waits until all locks have ended, releases the locks that are still held after a limit, which count as
      * lost here, and closes the client.
      *
      * @param limit the greatest wait for the locks

@@ -31,7 +31,7 @@ public final class Lock implements AutoCloseable {
     // The mutex of the session protects the rest. The caller gets the lock after the grant has set the id, the fence and the names.
     private long id;
     private long fence;
-    private List<String> resources; // of lockAny: the choices, and after the grant those that are locked
+    private List<String> resources; // of lockAny: the choices, and after the grant the locked ones
     boolean isLate; // when the grant arrived, too little of the timeout remained for certain, or the lock was lost
     private double timeoutMs; // that of the last extension
     Call lastExtend; // the extend that was sent last
