@@ -88,7 +88,7 @@ def release(
 
 
 def _confirm(count: int) -> None:
-    """Ask whether to release so many requests. Raises click.ClickException if the answer is no, or if the input ends."""
+    """Ask for the confirmation of the release of `count` requests. Raises click.ClickException if the answer is no, or if the input ends."""
     requests = "this request" if count == 1 else f"these {count:,} requests"
     try:
         is_confirmed = click.confirm(f"Release {requests}?")

@@ -221,7 +221,8 @@ def test_the_example_of_the_page_is_valid_and_its_output_is_right() -> None:
 
 
 def test_the_page_lists_what_can_change_at_run_time() -> None:
-    section = PAGE.read_text().partition("These settings can change while the server runs:")[2].partition("\n\n")[0]
+    text = PAGE.read_text().partition("These settings can change while the server runs:")[2]
+    section = text.strip().partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", section))
     assert named == {file_key(name).rpartition(".")[2] for name in RELOADABLE}
 
