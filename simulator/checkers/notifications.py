@@ -518,7 +518,10 @@ class ReplyChecker(Checker):
             matching = sorted([*matching, requests[0]], key=pending.index)
         if matching and (matching[0].name == "request" or not notification_fields):
             pending.remove(matching[0])
-            if request is not None and request.ended_at is None:  # the first `released`: perhaps a notification
+            # The first `released` is perhaps a notification. A repeated request has the same reply as the one before it if it
+            # waited, and a reply of its own if it had ended.
+            is_repeated = matching[0].name == "request" and not matching[0].has_unique_ref
+            if request is not None and (request.ended_at is None or is_repeated):
                 self._ambiguous.add((entry.connection, id_ if by_id else str(ref)))
 
     def _match_error(self, entry: Entry, pending: list[PendingCommand]) -> None:

@@ -78,6 +78,7 @@ REGRESSION_SEEDS = [
     5021232,  # a request that had ended was repeated after a release by ref, whose reply was taken for that of the request
     5020721,  # Redis restarted and lost a takeover, and the leader before it restarted and led again at once
     5025416,  # a leader stopped when it had ended a part of a session, which the next one resumed
+    5040092,  # a request that had ended was repeated twice in an outage: one reply was its end, the other one an error
     2081318,  # a server was killed and started again between two samples of the impairments
     5011762,  # the reply to a release by ref was lost, and its session ended by bye
     5012097,  # a hello arrived after that of a later connection, and took the session over
