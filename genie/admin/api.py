@@ -55,19 +55,20 @@ PATHS_WITHOUT_NAMESPACE = frozenset({"/api/schema"})
 def check_parameters(request: web.Request) -> None:
     """Raise ApiError 400 if a request has a query parameter that its path does not accept."""
     path = request.path
-    is_accepted = {
-        "limit": path in LIMITS,
-        "search": path == SEARCH_PATH,
-        "namespace": path not in PATHS_WITHOUT_NAMESPACE,
-    }
-    accepted = [name for name in is_accepted if is_accepted[name]]
+    accepted = []
+    if path in LIMITS:
+        accepted.append("limit")
+    if path == SEARCH_PATH:
+        accepted.append("search")
+    if path not in PATHS_WITHOUT_NAMESPACE:
+        accepted.append("namespace")
     for name in request.query:
         if name not in accepted:
             raise bad_request(f"unknown parameter {name[:64]!r} of {path[:64]}; known: {', '.join(accepted) or 'none'}")
 
 
 def read_limit(request: web.Request) -> int:
-    """Return the value of `?limit=`; without the parameter, the default of the path, which must be one of `LIMITS`.
+    """Return the value of `?limit=`, or the default of the path if the parameter is missing. The path must be in `LIMITS`.
 
     Raises ApiError 400 if the limit is invalid, or if the request has unknown parameters.
     """
@@ -77,9 +78,9 @@ def read_limit(request: web.Request) -> int:
         return limit.default
     values = request.query.getall("limit")
     text = values[0]
-    # Checking the length first avoids converting very long numbers.
-    is_number = len(values) == 1 and text.isascii() and text.isdecimal() and len(text) <= len(str(limit.maximum))
-    if not is_number or not 1 <= int(text) <= limit.maximum:
+    is_number = text.isascii() and text.isdecimal()
+    is_short = len(text) <= len(str(limit.maximum))  # to convert a very long number would take long
+    if len(values) > 1 or not is_number or not is_short or not 1 <= int(text) <= limit.maximum:
         raise bad_request(
             f"limit must be one number of {limit.items} from 1 to {limit.maximum}, not {', '.join(values)[:64]!r}"
         )
@@ -87,7 +88,7 @@ def read_limit(request: web.Request) -> int:
 
 
 def read_search(request: web.Request) -> str:
-    """Return the value of `?search=`, by default an empty text. Raises ApiError 400 if it is too long."""
+    """Return the value of `?search=`, or an empty text if it is missing. Raises ApiError 400 if it is too long."""
     text = request.query.get("search", "")
     if len(text) > MAX_SEARCH:
         raise bad_request(f"search must have at most {MAX_SEARCH} characters, not {len(text)}")
@@ -95,10 +96,9 @@ def read_search(request: web.Request) -> str:
 
 
 def read_namespace(request: web.Request, served: Collection[str]) -> str:
-    """Return the value of `?namespace=`; without the parameter, the first namespace of the server.
+    """Return the value of `?namespace=`, or the first of the `served` namespaces if the parameter is missing.
 
-    `served` are the namespaces of the server. Raises ApiError 400 if the name is invalid, and 404 if the server does not
-    serve the namespace.
+    Raises ApiError 400 if the name is invalid, and 404 if the namespace is not served.
     """
     if "namespace" not in request.query:
         return next(iter(served))
@@ -114,13 +114,14 @@ def read_namespace(request: web.Request, served: Collection[str]) -> str:
 
 
 def read_resource_name(request: web.Request, prefix: str) -> str:
-    """Return the name of a resource, the part of the path after `prefix`, which is percent-encoded UTF-8.
+    """Return the name of a resource, which is the percent-encoded part of the path after `prefix`.
 
     Raises ApiError 400 if the encoding or the name is invalid.
     """
     path = request.raw_path.partition("?")[0]
+    encoded_name = path.removeprefix(prefix)
     try:
-        return check_name(unquote(path[len(prefix) :], errors="strict"), "the name of a resource")
+        return check_name(unquote(encoded_name, errors="strict"), "the name of a resource")
     except UnicodeDecodeError:
         raise bad_request("the name of a resource must be percent-encoded UTF-8") from None
     except ValueError as error:
@@ -168,15 +169,15 @@ def schema() -> bytes:
     """Return the OpenAPI document of the API, encoded as JSON."""
     types = [*RESPONSES.values(), models.Release, models.Problem]
     refs, components = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
-    ref_by_type = dict(zip(types, refs, strict=True))
-    problem = {"description": "The error, and what would be valid", **_json_content(ref_by_type[models.Problem])}
+    content_by_type = {type_: _json_content(ref) for type_, ref in zip(types, refs, strict=True)}
+    problem = {"description": "The error, and what would be valid", **content_by_type[models.Problem]}
     paths: dict[str, Any] = {}
     for path, response_type in RESPONSES.items():
-        description = (response_type.__doc__ or "").partition("\n")[0]
-        success = {"description": description, **_json_content(ref_by_type[response_type])}
+        summary = (response_type.__doc__ or "").partition("\n")[0]
+        success = {"description": summary, **content_by_type[response_type]}
         operation: dict[str, Any] = {"parameters": _parameters(path), "responses": {"200": success, "default": problem}}
         if path == "/api/release":
-            operation["requestBody"] = {"required": True, **_json_content(ref_by_type[models.Release])}
+            operation["requestBody"] = {"required": True, **content_by_type[models.Release]}
             paths[path] = {"post": operation}
         else:
             paths[path] = {"get": operation}
@@ -214,7 +215,9 @@ def _parameters(path: str) -> list[dict[str, Any]]:
 log = structlog.get_logger()
 
 RESOURCES = "/api/resources/"
+"""The path before the name of a resource."""
 HISTORY = "/api/history/"
+"""The path before the name of a resource whose history is requested."""
 SEND_TIMEOUT_S = 30.0
 """Maximum time that a client may take to read a response."""
 STATUS_BY_CODE: dict[str, int] = {
@@ -255,8 +258,8 @@ class Api:
         """Respond with an overview of the server. On a follower the numbers of locks are 0."""
         check_parameters(request)
         server, namespace = self._server, self._namespace(request)
-        # The cache key contains the roles, so that a change of leadership invalidates the cached responses.
-        key = "state", namespace, *((view.role, view.leader) for view in server.namespaces.values())
+        roles = [(view.role, view.leader) for view in server.namespaces.values()]
+        key = "state", namespace, *roles  # so a change of leadership invalidates the cached responses
         body = await self._cache.get_or_compute(key, lambda: self._encode(views.state(server, namespace, self._budget)))
         return await self._send(request, body)
 
@@ -338,24 +341,24 @@ class Api:
         view = self._server.namespaces[namespace]
         _manager_of_leader(view)  # raises if this server is not the leader
         reply = await self._execute(view, messages.command("release", id=command.id))
-        if isinstance(reply, messages.Released):
-            principal = PRINCIPAL.get()
-            principal_field = {} if principal is None else {"principal": principal.name}
-            log.info(
-                "request released by operator",
-                namespace=namespace,
-                id=command.id,
-                reason=reply.payload.reason,
-                peer=request.remote,
-                **principal_field,
-            )
-            response = models.Released(id=command.id, reason=reply.payload.reason)
-            return web.Response(body=encode_small(response), content_type=JSON)
         if isinstance(reply, messages.Error):
             error = reply.payload
             status = STATUS_BY_CODE.get(error.code, 400)
             raise ApiError(status, error.code, error.message, leader=error.leader)
-        raise ApiError(500, "defect", f"unexpected reply to a release: {type(reply).__name__}")
+        if not isinstance(reply, messages.Released):
+            raise ApiError(500, "defect", f"unexpected reply to a release: {type(reply).__name__}")
+        principal = PRINCIPAL.get()
+        principal_field = {} if principal is None else {"principal": principal.name}
+        log.info(
+            "request released by operator",
+            namespace=namespace,
+            id=command.id,
+            reason=reply.payload.reason,
+            peer=request.remote,
+            **principal_field,
+        )
+        response = models.Released(id=command.id, reason=reply.payload.reason)
+        return web.Response(body=encode_small(response), content_type=JSON)
 
     async def _execute(self, view: NamespaceView, line: bytes) -> messages.Message | None:
         """Execute a command, an encoded line, in a namespace, and return the decoded reply.
@@ -365,7 +368,9 @@ class Api:
         timeout_s = self._server.settings.store_timeout_ms / 1000 + 1
         try:
             async with asyncio.timeout(timeout_s):
-                return messages.read((await view.execute(line)).partition(b"\n")[0])
+                reply = await view.execute(line)
+            first_line = reply.partition(b"\n")[0]
+            return messages.read(first_line)
         except TimeoutError:
             reason = f"no reply within {timeout_s:.0f} s; the release may still take effect"
         except asyncio.CancelledError:
@@ -379,6 +384,7 @@ class Api:
     # -- shared by the handlers -----------------------------------------------------------------------------
 
     def _namespace(self, request: web.Request) -> str:
+        """Return the requested namespace, by default the first one. Raises ApiError like `read_namespace`."""
         return read_namespace(request, self._server.namespaces)
 
     async def _respond(
@@ -389,7 +395,7 @@ class Api:
     ) -> web.StreamResponse:
         """Respond with data that only the leader of the namespace has.
 
-        The response comes from the cache under `key`; if it is not cached, `build` computes it. Raises ApiError 503 if
+        The response comes from the cache under `key`. If it is not cached, `build` computes it. Raises ApiError 503 if
         this server is not the leader, or loses the leadership while the response is built.
         """
         namespace = self._namespace(request)
@@ -404,13 +410,14 @@ class Api:
         return await self._send(request, body)
 
     async def _encode(self, response: Awaitable[models.ApiModel]) -> Body:
+        """Wait for a response, and encode it in chunks."""
         return await encode(await response, self._budget)
 
     async def _send(self, request: web.Request, body: Body) -> web.StreamResponse:
-        """Send a response with status 200 in chunks.
+        """Send an encoded response with status 200 in chunks, between which the event loop serves other clients.
 
-        The event loop serves other clients between two chunks. A client that does not read the response within
-        `SEND_TIMEOUT_S` is disconnected. Raises ApiError 503 if too many bytes are being sent.
+        A client that does not read the response within `SEND_TIMEOUT_S` is disconnected. Raises ApiError 503 if too many bytes
+        are being sent already.
         """
         if len(body) == 1:
             (only_chunk,) = body

@@ -1,13 +1,12 @@
-"""The connections of the admin port: accepting them, their TLS handshakes, their bounds and their time limits.
+"""The connections of the admin port: accepting them, their TLS handshakes, their number and their time limits.
 
-A connection is *pending* until its first request is complete, with its body. Then it is *established*. Pending connections
-have a bound of their own. A further pending connection replaces the oldest pending connection of the address that has the
-most. So clients that send nothing, or slowly, neither use up the open files of the server, nor keep a health check out, even
-from its own address: a health check sends its request at once, long before as many other connections arrive as may be
-pending.
+A connection is *pending* until its first request is complete, with its body. Then it is *established*. The number of each kind
+is limited. If there are too many pending connections, a new one replaces the oldest of the address that has the most. So
+clients that send nothing, or send slowly, do not use up the open files of the server. They do not keep out a health check
+either, even from their own address: it sends its request at once, before `MAX_PENDING` further connections arrive.
 
-The input of all connections is parsed in turns, because a chunked body takes a microsecond for each two or three bytes, and a
-client sends it without authentication.
+Each iteration of the event loop parses a limited part of the input. It takes a microsecond to parse two or three bytes of a
+chunked body, which a client can send without authentication.
 """
 
 from __future__ import annotations
@@ -27,14 +26,15 @@ from genie.tls_accept import TlsTurns, accept_tls
 log = structlog.get_logger()
 
 MAX_PENDING: Final = 448
-"""Maximum connections whose first request is not complete. TLS handshakes count."""
+"""Maximum number of connections whose first request is not complete. Connections in their TLS handshake count."""
 MAX_CONNECTIONS: Final = 64
-"""Maximum established connections. A browser opens up to six connections, Prometheus one or two."""
+"""Maximum number of established connections. A browser opens up to six connections, Prometheus one or two."""
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps until the server accepts them. If more arrive at once, a client repeats its attempt to
-connect after a second, which is as long as a health check of Kubernetes waits."""
+"""Number of connections that the kernel keeps until the server accepts them. If more arrive at once, a client repeats its attempt
+to connect after a second, which is as long as a health check of Kubernetes waits."""
 ACCEPTS_PER_ITERATION: Final = 16
-"""Maximum connections of a listening socket that an iteration of the event loop accepts, so that many don't delay locks."""
+"""Maximum number of connections that an iteration of the event loop accepts from a listening socket. Limited, because the
+server executes no commands meanwhile."""
 FIRST_REQUEST_TIMEOUT_S: Final = 5.0
 """Maximum time until the first request of a connection is complete, with its TLS handshake."""
 IDLE_TIMEOUT_S: Final = 30.0
@@ -46,39 +46,44 @@ TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 ACCEPT_RETRY_S: Final = 0.5
 """Pause after `accept` failed, usually because file descriptors or memory are exhausted."""
 MAX_UNPARSED_BYTES: Final = 64 << 10
-"""Input of one connection that waits for its turn. A connection with more is closed: no request is as long."""
+"""Maximum size of the input of a connection that waits to be parsed. A connection with more input is closed, because no request
+is as long."""
 PART_BYTES: Final = 4 << 10
-"""Bytes of the input of one connection that are parsed in one turn."""
+"""Size of the part of the input of a connection that is parsed at a time."""
 PARSED_BYTES: Final = 12 << 10
-"""Bytes that are parsed in an iteration of the event loop, of all connections. The last part may exceed it."""
+"""How many bytes of all connections an iteration of the event loop parses. The last part may exceed this."""
 MIN_PART_BYTES: Final = 512
 """A shorter part counts as this many bytes, because even a short request takes some time."""
 
+ParsePart = Callable[[], tuple[int, bool]]
+"""Parses the next part of the input of a connection. Returns the bytes of the part, and whether more input waits."""
+
 
 class InputTurns:
-    """Parses the input of connections, a bounded number of bytes in each iteration of the event loop.
+    """Parses the input of connections, a limited number of bytes in each iteration of the event loop.
 
-    `parse` of a connection parses its next part, and returns the bytes of the part and whether more input waits. Connections
-    that have had no turn since their input arrived are first, so a health check does not wait for long input of others.
+    Of each connection with waiting input, it keeps the function that parses the next part.
     """
 
     def __init__(self) -> None:
-        self._new: deque[Callable[[], tuple[int, bool]]] = deque()
-        self._begun: deque[Callable[[], tuple[int, bool]]] = deque()
-        """Connections that have had a turn, and have more input."""
+        self._new: deque[ParsePart] = deque()
+        """Connections of whose input no part was parsed. They precede the others, so a health check does not wait for long input."""
+        self._begun: deque[ParsePart] = deque()
+        """Connections with further input after a part was parsed."""
 
-    def add(self, parse: Callable[[], tuple[int, bool]]) -> None:
-        """Parse the input of a connection, of which no input waits so far."""
+    def add(self, parse: ParsePart) -> None:
+        """Add a connection that has input now and had none before."""
         if not self._new and not self._begun:
             asyncio.get_running_loop().call_soon(self._run)
         self._new.append(parse)
 
     def _run(self) -> None:
-        left = PARSED_BYTES
-        while left > 0 and (self._new or self._begun):
+        """Parse `PARSED_BYTES` bytes, and if more input waits, continue in the next iteration of the event loop."""
+        remaining_bytes = PARSED_BYTES
+        while remaining_bytes > 0 and (self._new or self._begun):
             parse = (self._new or self._begun).popleft()
             size, has_more = parse()
-            left -= max(size, MIN_PART_BYTES)
+            remaining_bytes -= max(size, MIN_PART_BYTES)
             if has_more:
                 self._begun.append(parse)
         if self._new or self._begun:
@@ -103,6 +108,7 @@ class Admitted:
         self.transport: asyncio.Transport | None = None
         """None until the TLS handshake is complete."""
         self.timer: asyncio.TimerHandle | None = None
+        """Calls `_check_deadline`."""
 
     def abort(self) -> None:
         """Close the connection at once, also during its TLS handshake."""
@@ -113,10 +119,11 @@ class Admitted:
 
 
 class _Pool:
-    """Connections in the order of their arrival, also by address."""
+    """A set of connections that knows which address has the most."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, dict[Admitted, None]] = {}
+        """The connections of each address in the order in which they were added, as keys."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -142,19 +149,23 @@ class _Pool:
         return next(iter(most))
 
     def longest_idle_of_most(self) -> Admitted | None:
-        """Return the connection that has been idle for longest, of the address with the most idle connections."""
-        idle = [[each for each in of_address if not each.is_busy] for of_address in self._by_address.values()]
-        most = max(idle, key=len, default=[])
-        return min(most, key=lambda each: each.deadline, default=None)
+        """Return the connection that has been idle for longest, of the address with the most idle connections.
+
+        Returns None if no connection is idle.
+        """
+        most_idle: list[Admitted] = []
+        for of_address in self._by_address.values():
+            idle = [connection for connection in of_address if not connection.is_busy]
+            if len(idle) > len(most_idle):
+                most_idle = idle
+        return min(most_idle, key=lambda connection: connection.deadline, default=None)
 
 
 class AdminConnections:
-    """Accepts connections, keeps their bounds, and closes connections that take too long.
+    """Accepts connections, limits their number, and closes connections that take too long.
 
-    Args:
-        tls: the TLS context; None: plain HTTP.
-        make_protocol: returns the protocol of a connection, which calls `opened` and `discard`.
-
+    `tls` is the TLS context, or None for plain HTTP. `make_protocol` returns the protocol of a connection. The protocol calls
+    `opened` when the connection is set up, and `discard` when it is closed.
     """
 
     def __init__(self, tls: ssl.SSLContext | None, make_protocol: Callable[[Admitted], asyncio.Protocol]) -> None:
@@ -165,6 +176,7 @@ class AdminConnections:
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         """The listening sockets, each with the timer of the next attempt after a failed `accept`, or None."""
         self.input_turns = InputTurns()
+        """Parses the input of all connections."""
         self._tls_turns = TlsTurns()
 
     def __len__(self) -> int:
@@ -177,7 +189,7 @@ class AdminConnections:
         self._resume_accepting(sock)
 
     async def close(self) -> None:
-        """Stop accepting connections, and abort connections without a complete request. The protocols close the others."""
+        """Stop accepting connections, and abort the pending ones. The protocols close the established ones."""
         for sock, retry in self._listeners.items():
             asyncio.get_running_loop().remove_reader(sock)
             if retry is not None:
@@ -195,11 +207,12 @@ class AdminConnections:
     # -- Accepting ------------------------------------------------------------------------------------
 
     def _resume_accepting(self, sock: socket.socket) -> None:
+        """Accept the connections of a listening socket from now on."""
         self._listeners[sock] = None
         asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, sock: socket.socket) -> None:
-        """Accept waiting connections. The event loop calls this again in its next iteration if more wait."""
+        """Accept some waiting connections. If more wait, the event loop calls this again in its next iteration."""
         for _ in range(ACCEPTS_PER_ITERATION):
             try:
                 client, peer = sock.accept()
@@ -247,7 +260,7 @@ class AdminConnections:
             log.debug("TLS handshake failed on the admin port", peer=connection.address, reason=describe_error(error))
 
     def _on_set_up(self, connection: Admitted) -> None:
-        """Close the socket of a connection that has no transport: its handshake failed, or did not begin."""
+        """Close the socket of a connection whose setup has failed or was cancelled."""
         if connection.transport is None:
             connection.sock.close()
             self.discard(connection)
@@ -255,7 +268,7 @@ class AdminConnections:
     # -- The life of a connection ---------------------------------------------------------------------
 
     def opened(self, connection: Admitted, transport: asyncio.Transport) -> bool:
-        """Note the transport of a connection. The protocol calls this when the TLS handshake is complete.
+        """Record the transport of a connection whose setup is complete, with the TLS handshake.
 
         Return False if the connection was aborted in the meantime.
         """
@@ -290,7 +303,7 @@ class AdminConnections:
             connection.deadline = asyncio.get_running_loop().time() + IDLE_TIMEOUT_S
 
     def discard(self, connection: Admitted) -> None:
-        """Remove a closed connection from its pool, and cancel its deadline timer."""
+        """Remove a connection that is closed or about to be closed, and cancel its timer."""
         for pool in (self._pending, self._established):
             if connection in pool:
                 pool.remove(connection)
@@ -298,16 +311,17 @@ class AdminConnections:
             connection.timer.cancel()
 
     def _abort(self, connection: Admitted) -> None:
+        """Remove a connection, and close it at once."""
         self.discard(connection)
         connection.abort()
 
     def _check_deadline(self, connection: Admitted) -> None:
-        """Close a connection that has taken too long; else schedule the next check."""
+        """Close a connection whose deadline has passed. Otherwise schedule the next check."""
         loop = asyncio.get_running_loop()
         remaining_s = connection.deadline - loop.time()
         if remaining_s <= 0:
             self._abort(connection)
         else:
-            # The deadline is earlier once a running request ends: check again after at most the idle timeout.
+            # When a request ends, the deadline becomes earlier: check again after at most the idle timeout.
             delay_s = min(remaining_s, IDLE_TIMEOUT_S)
             connection.timer = loop.call_later(delay_s, self._check_deadline, connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 
 from aiohttp import web
@@ -38,13 +38,14 @@ class HealthEndpoints:
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Respond 200 if the server leads each namespace with an available store, or could take over at once.
+        """Respond 200 if the server is ready in each namespace: it leads with an available store, or could take over at once.
 
-        The body has a line for each namespace, whatever the status is.
+        With either status, the body has a line for each namespace.
         """
         views = self._server.namespaces
         body = "".join(f"{name}: {describe(view)}\n" for name, view in views.items())
-        return web.Response(status=200 if all(map(is_ready, views.values())) else UNAVAILABLE, text=body)
+        is_ready_everywhere = all(map(is_ready, views.values()))
+        return web.Response(status=200 if is_ready_everywhere else UNAVAILABLE, text=body)
 
     async def leader(self, request: web.Request) -> web.Response:
         """Respond 200 if this server leads the requested namespace, by default the first one, and its store is available."""
@@ -78,35 +79,37 @@ class MetricsEndpoint:
         return [web.get("/metrics", self.metrics, allow_head=False)]
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Respond with all metrics, from the cache if possible.
-
-        The header Accept selects the format. Between two metrics, the work budget may yield to the event loop.
-        """
+        """Respond with all metrics, from the cache if possible. The header Accept selects the format."""
         as_openmetrics = OPENMETRICS in request.headers.get("Accept", "")
-        write = openmetrics.generate_latest if as_openmetrics else exposition.generate_latest
         content_type = openmetrics.CONTENT_TYPE_LATEST if as_openmetrics else exposition.CONTENT_TYPE_PLAIN_0_0_4
 
         async def compute() -> Body:
-            blocks: list[bytes] = []
-            previous_name = ""
-            # A metric of several namespaces consists of several consecutive parts with the same name, one per namespace.
-            for part in self._metrics.parts():
-                # A generated block has a header and, in OpenMetrics, an EOF line. The response may have the header once per
-                # metric, and the EOF line once at its end.
-                block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
-                blocks.append(_without_header(block) if part.name == previous_name else block)
-                previous_name = part.name
-                await self._cache.budget.spend(METRIC_WORK + SAMPLE_WORK * len(part.samples))
-            return (b"".join([*blocks, OPENMETRICS_EOF if as_openmetrics else b""]),)
+            if as_openmetrics:
+                return (await self._write(openmetrics.generate_latest) + OPENMETRICS_EOF,)
+            return (await self._write(exposition.generate_latest),)
 
-        (body,) = await self._cache.get_or_compute(("metrics", as_openmetrics), compute)
+        (body,) = await self._cache.get_or_compute(("metrics", content_type), compute)
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _write(self, write: Callable[[Collector], bytes]) -> bytes:
+        """Write all metrics with a function of prometheus_client, without the end of the OpenMetrics format.
+
+        Between two metrics, the work budget may yield to the event loop.
+        """
+        blocks: list[bytes] = []
+        previous_name = ""
+        # A metric of several namespaces consists of several consecutive parts with the same name, one for each namespace.
+        for part in self._metrics.parts():
+            block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
+            is_continued = part.name == previous_name
+            blocks.append(_without_header(block) if is_continued else block)
+            previous_name = part.name
+            await self._cache.budget.spend(METRIC_WORK + SAMPLE_WORK * len(part.samples))
+        return b"".join(blocks)
 
 
 class _SingleMetric(Collector):
-    """A collector that contains one metric, because the functions of prometheus_client that write metrics accept only
-    collectors.
-    """
+    """A collector of one metric: prometheus_client has no function that writes a metric without a collector."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -116,14 +119,11 @@ class _SingleMetric(Collector):
 
 
 def _without_header(block: bytes) -> bytes:
-    """Remove the HELP and TYPE lines of a metric.
-
-    These lines may appear only once per metric, before the samples of the first namespace.
-    """
+    """Remove the HELP and TYPE lines of a metric, which it may have only before the samples of its first namespace."""
     return b"".join(line for line in block.splitlines(keepends=True) if not line.startswith(b"#"))
 
 
-# -- The status page, at `/`: static files; the scripts among them call the API --------
+# -- The status page, at `/`: static files, with scripts that call the API --------
 
 INDEX = "index.html"
 CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -134,14 +134,12 @@ class PageFiles:
     """Serves the files of the folder `page` at `/NAME`, and `index.html` at `/`. The files are read once, at the start."""
 
     def __init__(self) -> None:
-        self._files = {
-            "/" if file.name == INDEX else f"/{file.name}": (
-                CONTENT_TYPES[file.name.rpartition(".")[2]],
-                file.read_bytes(),
-            )
-            for file in files(__package__).joinpath("page").iterdir()
-        }
+        self._files: dict[str, tuple[str, bytes]] = {}
         """Content type and content of each file, by URL path."""
+        for file in files(__package__).joinpath("page").iterdir():
+            path = "/" if file.name == INDEX else f"/{file.name}"
+            extension = file.name.rpartition(".")[2]
+            self._files[path] = CONTENT_TYPES[extension], file.read_bytes()
 
     def routes(self) -> Iterable[web.RouteDef]:
         """Return a route for each file."""

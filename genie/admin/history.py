@@ -1,4 +1,4 @@
-"""Searches the history for the admin port, in processes of their own: a search never delays a lock."""
+"""Searches the history for the admin port. Each search is a process of its own, so that it delays no lock."""
 
 from __future__ import annotations
 
@@ -31,17 +31,20 @@ class HistorySearches:
     """The searches of all clients of the admin port."""
 
     def __init__(self) -> None:
-        self._running = 0
+        self._running_count = 0
 
     async def find(self, directory: Path, resource: str) -> models.History:
-        """Find the latest requests for a resource in a directory. Raises ApiError 503 if too many searches run."""
-        if self._running >= MAX_SEARCHES:
+        """Find the latest requests for a resource in the history in a directory.
+
+        Raises ApiError: 503 if too many searches run or the search takes too long, 500 if the history is damaged.
+        """
+        if self._running_count >= MAX_SEARCHES:
             raise ApiError(503, Code.UNAVAILABLE, "too many searches of the history at the same time; try again")
-        self._running += 1
+        self._running_count += 1
         try:
             result = await _search(directory, Query(resource=resource, limit=MAX_REQUESTS))
         finally:
-            self._running -= 1
+            self._running_count -= 1
         rows = [_past_request(entry) for entry in result.requests]
         return models.History(
             resource=resource, requests=rows, more=result.more, gaps=result.gaps, begins_at=result.begins_at
@@ -49,7 +52,7 @@ class HistorySearches:
 
 
 async def _search(directory: Path, query: Query) -> Result:
-    """Search in another process, which ends with the caller."""
+    """Search in another process, which is killed if the caller is cancelled. Raises ApiError like `HistorySearches.find`."""
     command = [sys.executable, "-m", "genie.history.search", str(directory)]
     try:
         process = await run_process(command, msgspec.json.encode(query), timeout_s=TIMEOUT_S, errors=subprocess.PIPE)
@@ -63,6 +66,7 @@ async def _search(directory: Path, query: Query) -> Result:
 
 
 def _past_request(entry: Entry) -> models.PastRequest:
+    """Convert a request of the history to its response type."""
     return models.PastRequest(
         id=entry.id,
         resources=entry.locks,
@@ -78,5 +82,5 @@ def _past_request(entry: Entry) -> models.PastRequest:
         principal=or_unset(entry.client),
         note=or_unset(entry.note),
         priority=entry.priority or UNSET,
-        waited_for=[waiter.id for waiter in entry.waited_for],
+        waited_for=[blocker.id for blocker in entry.waited_for],
     )

@@ -1,7 +1,7 @@
 """The HTTP server of the admin port.
 
 The HTTP server runs in the event loop that serves the locks, so its load must stay small. `genie.admin.connections` accepts
-the connections and keeps their bounds. The class of a connection extends the request handler of aiohttp 3, whose interface
+the connections and limits their number. The class of a connection extends the request handler of aiohttp 3, whose interface
 is partly internal.
 """
 
@@ -47,18 +47,19 @@ class _Connection(web.RequestHandler):
             server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None), auto_decompress=False
         )
         self.admitted = admitted
+        """The same connection, for `AdminConnections`."""
         self._connections = connections
         self._unparsed = bytearray()
-        """Input that waits for its turn."""
+        """Input that waits until it is parsed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Handle the end of the TLS handshake."""
+        """Handle the end of the TLS handshake, or of `accept` without TLS."""
         if self._connections.opened(self.admitted, cast("asyncio.Transport", transport)):
             super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Queue input, which is parsed in turns. aiohttp calls this without data to continue with input that it has kept."""
-        if not data:
+        """Queue input, which `InputTurns` parses, or close the connection if too much is queued."""
+        if not data:  # aiohttp continues with input that it has kept
             super().data_received(data)
         elif len(self._unparsed) + len(data) > MAX_UNPARSED_BYTES:
             self.admitted.abort()
@@ -69,8 +70,7 @@ class _Connection(web.RequestHandler):
 
     def _parse(self) -> tuple[int, bool]:
         """Parse the next part of the input. Return the number of bytes in the part, and whether more input is left."""
-        # aiohttp fails if a request arrives on a closing connection.
-        if self.transport is None or self.transport.is_closing():
+        if self.transport is None or self.transport.is_closing():  # aiohttp fails if a request arrives then
             return 0, False
         part = bytes(self._unparsed[:PART_BYTES])
         del self._unparsed[:PART_BYTES]
@@ -78,7 +78,7 @@ class _Connection(web.RequestHandler):
         return len(part), bool(self._unparsed)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Handle the end of the connection."""
+        """Drop the input, and remove the connection from `AdminConnections`."""
         self._connections.discard(self.admitted)
         self._unparsed.clear()
         super().connection_lost(exc)
@@ -90,7 +90,7 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,  # noqa: ARG002 - not used, because aiohttp's message quotes the input
     ) -> web.StreamResponse:
-        """Return a JSON error response, log the error, and close the connection after the response.
+        """Log an error, and return a JSON response after which the connection is closed.
 
         aiohttp calls this method if a request could not be parsed or if its handler failed.
         """
@@ -117,13 +117,13 @@ class AdminServer:
     def __init__(self, server: ServerView) -> None:
         self._server = server
         self._runner: web.AppRunner | None = None
-        """Runs the aiohttp application; None before `start`."""
+        """Runs the aiohttp application. None before `start`."""
         self.connections = AdminConnections(server.admin_tls, self._make_connection)
-        """All connections, with their bounds and time limits."""
+        """All connections, with limits on their number and their time."""
         self.address: tuple[str, int] | None = None
-        """The bound host and port; None before `start`."""
+        """The bound host and port. None before `start`."""
         self.budget = WorkBudget()
-        """Shared by all endpoints, so that together they yield to the event loop often enough."""
+        """Counts the work of all endpoints together, so that they yield to the event loop often enough."""
 
     async def start(self) -> None:
         """Bind the port and accept connections. Raises OSError if the port cannot be bound."""
@@ -141,6 +141,7 @@ class AdminServer:
         self.address = sockets[0].getsockname()[:2]
 
     def _make_connection(self, admitted: Admitted) -> _Connection:
+        """Return the protocol of an accepted connection."""
         assert self._runner is not None  # noqa: S101 - set by `start`, before a connection is accepted
         assert self._runner.server is not None  # noqa: S101 - set by `setup`
         return _Connection(self._runner.server, admitted, self.connections)
@@ -165,10 +166,9 @@ class AdminServer:
 
     @web.middleware
     async def _limit_requests(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Read the body of a request, then handle it, and respond 503 if too many connections have a request in progress.
+        """Read the body of a request, then handle the request, or respond 503 if too many connections have one in progress.
 
-        A connection is idle while its body is read: clients that send it slowly must not look busy. Health checks are always
-        handled, because an orchestrator restarts a server whose health checks fail.
+        The connection counts as idle while the body is read, because a client may send it slowly.
         """
         connection = cast("_Connection", request.protocol).admitted
         if request.transport is None:  # the connection was lost before this task began
@@ -177,25 +177,26 @@ class AdminServer:
             await request.read()
         except web.RequestPayloadError:  # for example a chunk without its length
             raise ApiError(400, Code.BAD_REQUEST, "invalid HTTP request") from None
-        if not self.connections.begin_request(connection):
-            if request.path in HEALTH_PATHS:
-                response = await handler(request)
-            else:
-                message = f"{MAX_CONNECTIONS} connections have a request in progress; try again later"
-                body = encode_small(Problem(code=Code.TOO_MANY, message=message))
-                response = web.Response(status=503, body=body, content_type=JSON, headers={"Retry-After": "1"})
-            response.force_close()
-            return response
-        try:
-            return await handler(request)
-        finally:
-            self.connections.end_request(connection)
+        if self.connections.begin_request(connection):
+            try:
+                return await handler(request)
+            finally:
+                self.connections.end_request(connection)
+        if request.path in HEALTH_PATHS:  # an orchestrator restarts a server whose health checks fail
+            response = await handler(request)
+        else:
+            message = f"{MAX_CONNECTIONS} connections have a request in progress; try again later"
+            body = encode_small(Problem(code=Code.TOO_MANY, message=message))
+            response = web.Response(status=503, body=body, content_type=JSON, headers={"Retry-After": "1"})
+        response.force_close()
+        return response
 
     def _count_unauthorized(self) -> None:
+        """Count a request with a missing or unknown token."""
         self._server.stats.errors[Code.UNAUTHORIZED] += 1
 
     async def stop(self) -> None:
-        """Stop listening, and close the connections after at most `SHUTDOWN_TIMEOUT_S`."""
+        """Stop listening, and close the connections when their responses are sent, but after at most `SHUTDOWN_TIMEOUT_S`."""
         await self.connections.close()
         if self._runner is not None:
             await self._runner.cleanup()

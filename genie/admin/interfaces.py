@@ -1,4 +1,4 @@
-"""The interface of a server that the admin port uses: read access, and the execution of commands, to release locks."""
+"""The parts of a server that the admin port uses: data to read, and the execution of commands, with which it releases locks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class NamespaceView(metrics.NamespaceView, Protocol):
 
     @property
     def leader(self) -> str | None:
-        """Address of the leading server, if this server is a follower and knows the leader; else None."""
+        """Address of the leader. None if this server is not a follower, or does not know the leader."""
 
     async def execute(self, line: bytes) -> bytes:
-        """Execute an encoded command, and return the encoded reply after the result has been stored."""
+        """Execute an encoded command, and return the encoded reply when the result is stored."""
 
 
 class ServerView(metrics.ServerView, Protocol):
@@ -34,4 +34,4 @@ class ServerView(metrics.ServerView, Protocol):
 
     @property
     def admin_tls(self) -> SSLContext | None:
-        """TLS context of the admin port, which may require client certificates; None for plain HTTP."""
+        """TLS context of the admin port, which may require client certificates. None for plain HTTP."""

@@ -1,7 +1,7 @@
 """The request, response and error types of the API. The OpenAPI document is generated from these types.
 
-A field that also exists in the wire format has the same name. Durations are in ms; `since` and `at`
-are unix time in ms.
+A field that also exists in the wire format has the same name. Durations are in ms. The fields `since` and `at` are Unix times
+in ms.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ class ApiModel(Struct, rename="camel", omit_defaults=False, kw_only=True, gc=Fal
 
 
 def or_unset(value: T | None) -> T | UnsetType:
-    """Return a value of an optional field; UNSET, which omits the field, for None."""
+    """Return the value of an optional field, or UNSET for None, so that the response lacks the field."""
     return UNSET if value is None else value
 
 
 class HistogramData(ApiModel):
-    """A histogram: `counts` has one entry more than `bounds`, for values above the last bound."""
+    """A histogram."""
 
     bounds: list[float]
+    """Upper bounds of the buckets, ascending."""
     counts: list[int]
+    """Number of values in each bucket, not cumulative. One more bucket, the last, has the values above all bounds."""
     total: float
     """Sum of all values."""
 
@@ -55,11 +57,11 @@ class QueueSummary(ApiModel):
     resource: str
     waiting: int
     holders: int
-    """Number of requests that hold the resource or a subtree that contains it; of a subtree, also of the locks held below it."""
+    """Number of requests that hold the resource or a subtree that contains it. For a subtree, the locks held below it count, too."""
     since: int
     """When the oldest waiting request was queued."""
     holder: int | None
-    """Id of one of these holders; None if there is none."""
+    """Id of one of these holders. None if there is none."""
     transaction_name: str | None
     """Transaction of `holder`."""
 
@@ -95,16 +97,16 @@ class State(ApiModel):
     """`redis` or `memory`."""
     store_available: bool
     store_unavailable_since: int | None
-    """When the interruption of the store began (unix ms); None if there is none."""
+    """When the interruption of the store began (Unix ms). None if the store is not interrupted."""
     store_full: bool
-    """The store is out of memory, so the leader rejects requests."""
+    """True if the store is out of memory, so that the leader rejects requests."""
     history: bool
-    """This server records a history."""
+    """True if this server records a history."""
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
     locks_age: int | None
-    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until the next leader is
-    known. None on other servers, which report 0."""
+    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until it knows the next leader.
+    None on other servers, whose numbers of locks are 0."""
     held: int
     """Held requests."""
     waiting: int
@@ -118,9 +120,9 @@ class State(ApiModel):
     sessions: int
     rates: Rates
     wait_p50: float | None
-    """Median wait (ms) of the requests that were granted after a wait within the last minute; None if there were none."""
+    """Median wait (ms) of the requests that were granted after a wait within the last minute. None if there were none."""
     wait_p99: float | None
-    """The 99th percentile of the same waits (ms)."""
+    """99th percentile of the same waits (ms)."""
     longest_wait: int
     """Age of the oldest waiting request (ms)."""
     outcomes: dict[str, int]
@@ -131,8 +133,9 @@ class State(ApiModel):
     deadlocks: int
     """Deadlocks since the start."""
     inversions: int
-    """Lock order inversions found since the start; 0 if the analysis is off."""
+    """Lock order inversions found since the start. 0 if the analysis is off."""
     rearrangements: int
+    """Wait queues that were rearranged to avoid a deadlock, since the start."""
     waits: HistogramData
     """Wait times of requests that were granted after a wait (ms)."""
     holds: HistogramData
@@ -144,7 +147,7 @@ class State(ApiModel):
     queues: list[QueueSummary]
     """The longest wait queues, longest first, at most 20."""
     queues_complete: bool
-    """False if only the oldest waiting requests were scanned, because there were too many."""
+    """False if there were too many waiting requests, so that only the queues of the oldest were compared."""
 
 
 class Node(ApiModel, omit_defaults=True, kw_only=True, gc=False):
@@ -203,7 +206,7 @@ class HotResource(ApiModel):
     waiting: int
     """Requests that wait for the resource now."""
     holders: int
-    """Requests that hold the resource or a subtree that contains it now; of a subtree, also the locks held below it."""
+    """Requests that hold the resource or a subtree that contains it now. For a subtree, the locks held below it count, too."""
 
 
 class HotList(ApiModel):
@@ -223,7 +226,8 @@ class Step(ApiModel):
     traceparent: str | UnsetType = UNSET
     """Trace context of the waiter."""
     units: int | UnsetType = UNSET
-    """Units that the waiter asks for, of at most `of` in use: then it waits for enough units, not for this holder alone."""
+    """Units of a counted resource that the waiter asks for, of at most `of` in use. It waits until enough units are free, and
+    not for this holder alone."""
     of: int | UnsetType = UNSET
 
 
@@ -274,9 +278,9 @@ class OrderEdge(ApiModel):
     asked: str
     asked_mode: str
     relation: str
-    """`classes` (two classes), or of two names of one class: `ascending`, `descending`, `descending by number` (but
-    ascending if digits are compared as characters), `descending by text` (but ascending if digits are compared as numbers) or
-    `upgrade` (the same name)."""
+    """`classes` for two classes. For two names of one class: `ascending`, `descending`, `upgrade` (the same name), `descending by
+    number` (ascending if digits are compared as characters) or `descending by text` (ascending if digits are compared as
+    numbers)."""
     count: int
     """Number of requests that took the locks in this order."""
     last_at: int
@@ -295,14 +299,14 @@ class Inversion(ApiModel):
     description: str
     """What is wrong, in one sentence without a full stop."""
     offender: str
-    """The transactions that completed the inversion: the stem of their names, `pay-*` for `pay-17`. Transactions with another
-    stem that complete an inversion of the same kind and classes are another inversion."""
+    """The stem of the names of the transactions that completed the inversion, such as `pay-*` for `pay-17`. If transactions with
+    another stem complete an inversion of the same kind and classes, that is another inversion."""
     at: int
     """When the inversion was found."""
     edges: list[OrderEdge]
-    """The orders that form the inversion: each asks for the class that the next one holds."""
+    """The orders that form the inversion. Each asks for the class that the next one holds."""
     guards: list[str]
-    """Locks that keep the transactions of the inversion apart."""
+    """Locks that all transactions of the inversion held, so that they could not deadlock."""
 
 
 class Order(ApiModel):
@@ -351,7 +355,7 @@ class Row(ApiModel, omit_defaults=True, kw_only=True, gc=False):
     priority: float
     since: int
     expires_in: int | UnsetType = UNSET
-    """Time until the lock or the waiting request times out (ms); missing if the wait has no limit."""
+    """Time until the lock or the waiting request times out (ms). Missing if the wait has no limit."""
     transaction_name: str | UnsetType = UNSET
     note: str | UnsetType = UNSET
     traceparent: str | UnsetType = UNSET
@@ -365,19 +369,20 @@ class Resource(ApiModel):
 
     resource: str
     holders: list[Row]
-    """Includes the holders of subtrees that contain the resource. If the resource is a subtree, includes the holders of names below."""
+    """The first holders, with those of subtrees that contain the resource, and for a subtree also those of names below it."""
     holders_total: int
     queue: list[Row]
-    """Includes the waiting requests for such subtrees and names. If no request names the subtree, they are in order of arrival."""
+    """The first waiting requests, with those for such subtrees and names. If no request names the subtree itself, they are in order
+    of arrival."""
     queue_total: int
     complete: bool
-    """False if there may be more, because not all requests were compared with the subtree: the totals are lower bounds."""
+    """False if not all requests were compared with the subtree, so that the totals are lower bounds."""
     units_in_use: int | UnsetType = UNSET
-    """Of a counted resource: the units of all holders."""
+    """The units of all holders. Only for a counted resource."""
     units_limit: int | UnsetType = UNSET
-    """Of a counted resource: the greatest limit of the listed requests."""
+    """The greatest limit of the listed requests. Only for a counted resource."""
     held_below: int | UnsetType = UNSET
-    """Of a subtree that is locked or waited for: the number of locks that are held below it."""
+    """The number of locks that are held below the subtree. Only for a subtree that is locked or waited for."""
 
 
 class Requests(ApiModel):
@@ -386,17 +391,17 @@ class Requests(ApiModel):
     held: list[Row]
     """Without a text: the requests that hold locks, the oldest first."""
     waiting: list[Row]
-    """The waiting requests that match the text; empty without a text."""
+    """The waiting requests that match the text. Empty without a text."""
     complete: bool
-    """False if there may be more: the limit was reached, or not all requests were compared."""
+    """False if further requests may match, because the limit was reached, or not all requests were compared."""
 
 
 class PastRequest(ApiModel, kw_only=True, gc=False):
-    """A request of the history. Times are Unix ms; a time that is missing is not known, or has not come."""
+    """A request of the history. Times are Unix ms. A time is missing if it is unknown or has not come."""
 
     id: int
     resources: list[str]
-    """The requested locks, as `exclusive:NAME`, `shared:NAME` or `2/10:NAME`: at most 10, that of the resource among them."""
+    """At most ten of the requested locks, with the lock of the resource, as `exclusive:NAME`, `shared:NAME` or `2/10:NAME`."""
     resources_total: int
     mode: str
     """The mode in which the request asked for the resource, or for a subtree that contains it: `exclusive`, `shared` or
@@ -405,8 +410,8 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET
     record_ends_at: float | UnsetType = UNSET
-    """The request was live at this time, when the record of its leadership ends, and no later leader recorded it: when and
-    how it ended is not recorded."""
+    """When the record of the request ends without its end: the record of its leadership ends then, and no later leader has recorded
+    the request."""
     reason: str | UnsetType = UNSET
     """Why the request ended."""
     fence: int | UnsetType = UNSET
@@ -424,11 +429,11 @@ class History(ApiModel, kw_only=True):
     resource: str
     requests: list[PastRequest]
     more: bool
-    """Earlier requests were recorded, too."""
+    """True if earlier requests were recorded as well."""
     gaps: int
-    """In how many places events are missing, because the disk was too slow, or the history full."""
+    """In how many places events are missing, because the disk was too slow, or the history was full."""
     begins_at: float | None
-    """The time of the earliest event in the history, Unix ms; null if nothing is recorded."""
+    """The time of the earliest event in the history (Unix ms). None if nothing is recorded."""
 
 
 class Release(ApiModel):
@@ -456,7 +461,7 @@ class Problem(ApiModel, omit_defaults=True, kw_only=True, gc=False):
 
 
 def encode_small(response: ApiModel) -> bytes:
-    """Encode a response that is too small to need a work budget."""
+    """Encode a response at once. It must be too small to need a work budget."""
     encoded: bytes = msgspec.json.encode(response)
     return encoded
 
@@ -472,7 +477,7 @@ DEFECT: Final = "internal error; the log of the server has details"
 
 
 class ApiError(Exception):
-    """An error that is sent to the client as JSON. `leader` is the server to which the client should send the request."""
+    """An error that is sent to the client as JSON. `leader` is the server to which the client should send the request instead."""
 
     def __init__(self, status: int, code: str, message: str, leader: str | None = None) -> None:
         super().__init__(message)

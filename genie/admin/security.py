@@ -23,13 +23,13 @@ from genie.observability.limited_log import log_limited
 API: Final = "/api"
 METRICS: Final = "/metrics"
 PRINCIPAL: ContextVar[Principal | None] = ContextVar("PRINCIPAL", default=None)
-"""The principal of the current request; None if authentication is disabled."""
+"""The principal of the current request. None if clients need no token."""
 CSRF_HEADER: Final = "X-Genie"
 """A header that state-changing requests must contain. Forms and links of other sites cannot send the header, and
 browsers do not let scripts of other sites send it without CORS permission."""
 JSON: Final = "application/json"
 HOST: Final = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
-"""A Host header: a name, an IPv4 address or an IPv6 address in brackets, and a port (RFC 9110). No user: no `@`."""
+"""A Host header: a name, an IPv4 address or an IPv6 address in brackets, and optionally a port (RFC 9110)."""
 WILDCARD_HOSTS: Final = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 
 HEADERS: Final = {
@@ -53,7 +53,7 @@ class RequestGuard:
     """Checks requests before their handlers run.
 
     `get_access` returns the current access control. `host` is the configured address of the admin
-    port. `get_certificate_name` returns the name in the verified client certificate of a request, or None.
+    port. `get_certificate_name` returns the name in the verified client certificate of a request, or None if it has none.
     `on_unauthenticated` is called for each failed authentication.
     """
 
@@ -67,7 +67,7 @@ class RequestGuard:
         self._on_unauthenticated = on_unauthenticated
         self._get_access = get_access
         self._configured_host = host.strip("[]").lower()
-        """In lower case, and an IPv6 address without brackets, as in the result of `urlsplit`."""
+        """In the form of the results of `urlsplit`: in lower case, and an IPv6 address without brackets."""
         self._get_certificate_name = get_certificate_name
 
     def install(self, app: web.Application) -> None:
@@ -85,23 +85,23 @@ class RequestGuard:
     def _check_request(self, request: web.Request) -> web.Response | None:
         """Return an error response if the request is not allowed, else None. Sets `PRINCIPAL`.
 
-        Public paths are always allowed. Without authentication the Host header must be trusted; otherwise the request
+        Public paths are always allowed. If clients need no token, the Host header must be trusted. Otherwise the request
         must be authorized. Requests that change something are checked for forgery (CSRF) as well.
         """
         if not _is_guarded(request):
             return None
         access = self._get_access()
-        if access.allows_anonymous:
-            if not self._is_trusted_host(request.headers.get(hdrs.HOST, "")):
-                message = "without a token the Host header must name this machine (127.0.0.1 or localhost)"
-                return _problem(403, message)
-        else:
-            error = self._authorization_error(request, access)
-            if error is not None:
-                return error
-        if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) or request.match_info.http_exception is not None:
-            return None  # the request changes nothing: it only reads, or no handler exists for it
-        return _csrf_error(request)
+        error = self._host_error(request) if access.allows_anonymous else self._authorization_error(request, access)
+        has_handler = request.match_info.http_exception is None
+        if error is None and has_handler and not _is_read(request):
+            error = _csrf_error(request)
+        return error
+
+    def _host_error(self, request: web.Request) -> web.Response | None:
+        """Return an error response if the Host header of a request does not name this machine, else None."""
+        if self._is_trusted_host(request.headers.get(hdrs.HOST, "")):
+            return None
+        return _problem(403, "without a token the Host header must name this machine (127.0.0.1 or localhost)")
 
     def _authorization_error(self, request: web.Request, access: AccessControl) -> web.Response | None:
         """Authenticate a request, set `PRINCIPAL`, and check the permissions of the principal.
@@ -110,21 +110,9 @@ class RequestGuard:
         """
         principal = self._authenticate(request, access)
         if principal is None:
-            no_token = hdrs.AUTHORIZATION not in request.headers
-            log_limited(
-                "warning",
-                "admin authentication failed",
-                reason="no token" if no_token else "unknown token",
-                peer=request.remote,
-                path=request.path[:200],
-            )
-            self._on_unauthenticated()
-            cause = "missing token" if no_token else "unknown token"
-            response = _problem(401, f"{cause}: send Authorization: Bearer TOKEN with a token of this server")
-            response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
-            return response
+            return self._reject_unauthenticated(request)
         PRINCIPAL.set(principal)
-        permission = INSPECT if request.method in (hdrs.METH_GET, hdrs.METH_HEAD) else ADMIN
+        permission = INSPECT if _is_read(request) else ADMIN
         if not principal.has_permission(permission):
             return _problem(403, f"{principal.name} lacks the permission {permission}")
         if not principal.sees_all and not _is_metrics(request):
@@ -135,8 +123,24 @@ class RequestGuard:
             return _problem(403, message)
         return None
 
+    def _reject_unauthenticated(self, request: web.Request) -> web.Response:
+        """Log and count a failed authentication, and return an error response."""
+        has_token = hdrs.AUTHORIZATION in request.headers
+        log_limited(
+            "warning",
+            "admin authentication failed",
+            reason="unknown token" if has_token else "no token",
+            peer=request.remote,
+            path=request.path[:200],
+        )
+        self._on_unauthenticated()
+        cause = "unknown token" if has_token else "missing token"
+        response = _problem(401, f"{cause}: send Authorization: Bearer TOKEN with a token of this server")
+        response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+        return response
+
     def _authenticate(self, request: web.Request, access: AccessControl) -> Principal | None:
-        """Return the principal of the bearer token; without the header Authorization, that of the client certificate.
+        """Return the principal of the bearer token, or if the request has none, of the client certificate.
 
         Returns None if the token or the certificate is missing or unknown.
         """
@@ -150,36 +154,46 @@ class RequestGuard:
     def _is_trusted_host(self, host: str) -> bool:
         """Return whether `host`, a Host header, names this machine.
 
-        This check prevents DNS rebinding: an attacker's domain resolves to this machine, and a browser sends the domain
+        This check prevents DNS rebinding: a foreign domain resolves to this machine, and a browser sends this domain
         in the Host header. IP addresses are trusted if they are loopback addresses, or if the admin port listens on all
         addresses.
         """
         if HOST.fullmatch(host) is None:
             return False
         try:
-            name = urlsplit(f"//{host}").hostname
-            if name is not None and name in ("localhost", self._configured_host):
+            name = urlsplit(f"//{host}").hostname or ""
+            if name and name in ("localhost", self._configured_host):
                 return True
-            address = ipaddress.ip_address(name or "")
+            address = ipaddress.ip_address(name)
         except ValueError:
             return False
         return address.is_loopback or self._configured_host in WILDCARD_HOSTS
 
 
+def _is_read(request: web.Request) -> bool:
+    """Return whether a request changes nothing."""
+    return request.method in (hdrs.METH_GET, hdrs.METH_HEAD)
+
+
 def _is_guarded(request: web.Request) -> bool:
-    """Return whether a request needs authorization: requests for the API or the metrics do.
+    """Return whether a request is for the API or the metrics, and so needs authorization.
 
     Health checks and the files of the status page are public.
     """
-    resource = request.match_info.route.resource
     # The decoded path, the path as sent, and the path of the matched route may differ. One match is sufficient.
-    paths = {request.path, request.raw_path} | ({resource.canonical} if resource is not None else set())
+    paths = (request.path, request.raw_path, _route_path(request))
     return any(path == API or path.startswith((API + "/", METRICS)) for path in paths)
 
 
 def _is_metrics(request: web.Request) -> bool:
+    """Return whether a request is for the metrics."""
+    return _route_path(request) == METRICS
+
+
+def _route_path(request: web.Request) -> str:
+    """Return the path of the route that matches a request, or an empty text if none does."""
     resource = request.match_info.route.resource
-    return resource is not None and resource.canonical == METRICS
+    return "" if resource is None else resource.canonical
 
 
 def _csrf_error(request: web.Request) -> web.Response | None:
@@ -198,7 +212,7 @@ def _csrf_error(request: web.Request) -> web.Response | None:
 
 
 def _problem(status: int, message: str) -> web.Response:
-    """Return an error response with the error code `unauthorized`."""
+    """Return an error response with this HTTP status and the error code `unauthorized`."""
     body = msgspec.json.encode(Problem(code=Code.UNAUTHORIZED, message=message))
     return web.Response(status=status, body=body, content_type=JSON)
 

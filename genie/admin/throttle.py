@@ -1,7 +1,7 @@
 """Limits on the work of the admin port: cooperative yielding, response caching, chunked encoding.
 
-The admin port shares the event loop with the lock server. A response is computed in slices of bounded work. The event
-loop serves other clients between two slices.
+The admin port shares the event loop with the lock server. A response is computed in slices of bounded work, between which the
+event loop serves other clients.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from genie.admin.models import ApiError, ApiModel
 from genie.errors import Code
 
 MAX_SLICE_WORK: Final = 1_000
-"""Work units between two pauses. A work unit takes about a microsecond, e.g. reading one row of a lock table."""
+"""Work units between two pauses. A work unit takes about a microsecond, for example to read one row of a lock table."""
 
 
 class WorkBudget:
     """Counts work units, and yields to the event loop after each slice of `MAX_SLICE_WORK` units.
 
-    Work is counted rather than timed, so that slices are the same on every machine and in every run.
+    Work is counted instead of timed, so that slices are the same on every machine and in every run.
     """
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class WorkBudget:
         """Maximum number of work units that were spent without a pause."""
 
     async def spend(self, work: int) -> bool:
-        """Count work units, and yield to the event loop if the current slice is used up.
+        """Count work units, and yield to the event loop if the current slice is used up. Return whether that happened.
 
-        Returns whether it yielded. While it yields, the lock tables may change.
+        The lock tables may change in the meantime.
         """
         self._spent += work
         self.max_spent = max(self.max_spent, self._spent)
@@ -61,11 +61,11 @@ RESPONSE_TTL_S = 0.5
 """Time for which a response is served from the cache."""
 MAX_CACHED_RESPONSES = 16
 MAX_CACHED_BYTES: Final = 32 << 20
-"""Maximum bytes of all cached responses. The last one may exceed it."""
+"""Maximum size of all cached responses. The last response may exceed it."""
 MAX_SENT_BYTES: Final = 64 << 20
-"""Maximum bytes of the large responses that are being sent. Beyond it, large responses are rejected while others are sent."""
+"""Maximum size of all large responses that are being sent. A single larger response is sent if no other is being sent."""
 LARGE_BYTES: Final = 1 << 20
-"""A response with at least this number of bytes is large. The number of connections bounds smaller responses."""
+"""A response of at least this size is large. Smaller responses are only limited by the number of connections."""
 MAX_WAITING_REQUESTS = 64
 """Maximum number of requests that wait for a response. Further requests are rejected."""
 
@@ -92,14 +92,14 @@ class ResponseCache:
         self._cached: dict[Hashable, CachedResponse] = {}
         """Responses by key, oldest first."""
         self._clients: Counter[int] = Counter()
-        """Number of clients that are sent each large body, by the `id` of the body."""
+        """By the `id()` of each large body that is being sent, to how many clients."""
         self.sent_bytes = 0
-        """Bytes of the large bodies that are being sent, each counted once."""
+        """Size of the large bodies that are being sent. A body that is sent to several clients counts once."""
 
     async def get_or_compute(self, key: Hashable, compute: Callable[[], Awaitable[Body]]) -> Body:
         """Return the cached response for the key. If none is cached, compute and cache it.
 
-        Only one response is computed at a time; other callers wait. Raises ApiError 503 if `MAX_WAITING_REQUESTS`
+        Only one response is computed at a time, while other callers wait. Raises ApiError 503 if `MAX_WAITING_REQUESTS`
         callers are waiting already.
         """
         if self._waiting_count >= MAX_WAITING_REQUESTS:
@@ -109,12 +109,7 @@ class ResponseCache:
         self._waiting_count += 1
         try:
             async with self._mutex:
-                now = asyncio.get_running_loop().time()
-                self._cached = {
-                    cached_key: response
-                    for cached_key, response in self._cached.items()
-                    if now - response.computed_at < RESPONSE_TTL_S
-                }
+                self._drop_expired()
                 if key not in self._cached:
                     await self.budget.pause()
                     body = await compute()
@@ -124,17 +119,25 @@ class ResponseCache:
         finally:
             self._waiting_count -= 1
 
+    def _drop_expired(self) -> None:
+        """Drop the responses that are older than `RESPONSE_TTL_S`."""
+        expired_before = asyncio.get_running_loop().time() - RESPONSE_TTL_S
+        self._cached = {
+            key: response for key, response in self._cached.items() if response.computed_at > expired_before
+        }
+
     def _make_room(self, size: int) -> None:
         """Drop the oldest responses until a further response of `size` bytes fits."""
-        cached = sum(_size(response.body) for response in self._cached.values())
-        while self._cached and (len(self._cached) >= MAX_CACHED_RESPONSES or cached + size > MAX_CACHED_BYTES):
-            cached -= _size(self._cached.pop(next(iter(self._cached))).body)
+        cached_bytes = sum(_size(response.body) for response in self._cached.values())
+        while self._cached and (len(self._cached) >= MAX_CACHED_RESPONSES or cached_bytes + size > MAX_CACHED_BYTES):
+            oldest = self._cached.pop(next(iter(self._cached)))
+            cached_bytes -= _size(oldest.body)
 
     @contextmanager
     def sending(self, body: Body) -> Iterator[None]:
         """Count a body while it is sent to a client, which may read it slowly.
 
-        Raises ApiError 503 if the large bodies that are sent already have too many bytes.
+        Raises ApiError 503 if the large bodies that are being sent would exceed `MAX_SENT_BYTES` together.
         """
         key, size = id(body), _size(body)
         if size < LARGE_BYTES:
@@ -156,6 +159,7 @@ class ResponseCache:
 
 
 def _size(body: Body) -> int:
+    """Return the bytes of all chunks."""
     return sum(map(len, body))
 
 
@@ -172,26 +176,27 @@ _encode = msgspec.json.Encoder().encode
 async def encode(response: ApiModel, budget: WorkBudget) -> Body:
     """Encode a large response as JSON in chunks, and yield between list items as the work budget requires.
 
-    All top-level fields are encoded, including fields with default values, except for unset ones.
+    All fields of the response that are set are encoded, including fields with default values.
     """
     chunks: list[bytes] = []
     chunk = bytearray(b"{")
+    separator = b""
     for field in msgspec.structs.fields(response):
         value = getattr(response, field.name)
         if value is msgspec.UNSET:
             continue
-        chunk += b'"' if chunk == b"{" and not chunks else b',"'
-        chunk += field.encode_name.encode() + b'":'
-        # Only lists of structs can be long. Other values are encoded at once.
-        if not isinstance(value, list) or not value or not isinstance(value[0], Struct):
+        chunk += separator + b'"' + field.encode_name.encode() + b'":'
+        separator = b","
+        is_list_of_structs = isinstance(value, list) and bool(value) and isinstance(value[0], Struct)
+        if not is_list_of_structs:  # and so not long
             chunk += _encode(value)
             continue
-        separator = b"["
+        item_separator = b"["
         for item in value:
             encoded = _encode(item)
-            chunk += separator
+            chunk += item_separator
             chunk += encoded
-            separator = b","
+            item_separator = b","
             if len(chunk) >= CHUNK_BYTES:
                 chunks.append(bytes(chunk))
                 chunk.clear()

@@ -1,7 +1,7 @@
-"""Build the responses of the API from the lock tables and the statistics.
+"""Builds the responses of the API from the lock tables and the statistics.
 
-The lock tables may change whenever a `WorkBudget` yields, so a response is not one snapshot. Requests that end while a
-response is built are omitted.
+The lock tables may change whenever a `WorkBudget` yields, so a response is no snapshot of one moment. Requests that end while
+a response is built are omitted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ MAX_SCANNED_WAITERS = 10_000
 MAX_SCANNED_ENTRIES = 50_000
 """Maximum number of queue entries of the scanned requests. A request has one entry for each of its resources."""
 MAX_QUEUES = 20
+"""Maximum number of wait queues in an overview."""
 MAX_LISTED_RESOURCES = 10
 """Maximum number of resources that are listed for a request."""
 MAX_EDGES = 4_000
+"""Maximum number of edges of the wait-for graph in a response."""
 MAX_BLOCKER_CHECKS = 300
 """Maximum number of requests that are checked to find the blockers of a waiting request."""
 MAX_ROWS = 100
@@ -50,12 +52,13 @@ NODE_WORK = 10
 
 
 class _RankedQueue(NamedTuple):
-    """A wait queue, ranked by its length; among equally long queues, the one that was queued first has the highest rank."""
+    """A wait queue in a form that sorts by length, and among equally long queues, the oldest queue last."""
 
     length: int
     negated_since: int
-    """The negated time (unix ms) at which the oldest request was queued."""
+    """The negated time (Unix ms) at which the oldest request was queued."""
     resource: str
+    """The name of the resource."""
 
 
 async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[models.QueueSummary], bool]:
@@ -63,7 +66,7 @@ async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[mod
 
     If there are too many waiting requests, only the queues of the oldest requests are compared.
     """
-    oldest_since, complete = await _oldest_waiter_by_resource(table, budget)
+    oldest_since, complete = await _oldest_waits(table, budget)
     longest: list[_RankedQueue] = []  # a min-heap of the `MAX_QUEUES` longest queues
     for name, since in oldest_since.items():
         length = _queue_length(table, name)
@@ -76,15 +79,12 @@ async def longest_queues(table: LockTable, budget: WorkBudget) -> tuple[list[mod
         await budget.spend(LENGTH_WORK)
     await budget.pause()
     summaries = [_queue_summary(table, queue.resource, -queue.negated_since) for queue in sorted(longest, reverse=True)]
-    # A queue may be empty by the time of its summary.
+    # A queue may have become empty while the budget yielded.
     return [summary for summary in summaries if summary.waiting], complete
 
 
-async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tuple[dict[str, int], bool]:
-    """Return when the oldest waiting request of each resource was queued, and whether all requests were scanned.
-
-    The times are unix ms, by resource name.
-    """
+async def _oldest_waits(table: LockTable, budget: WorkBudget) -> tuple[dict[str, int], bool]:
+    """Return by resource when its oldest waiting request was queued (Unix ms), and whether all requests were scanned."""
     requests = list(islice(table.waiting.values(), MAX_SCANNED_WAITERS))
     oldest_since: dict[str, int] = {}
     entry_count = 0
@@ -103,10 +103,10 @@ async def _oldest_waiter_by_resource(table: LockTable, budget: WorkBudget) -> tu
 
 
 async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget) -> dict[str, float]:
-    """Return the total time (ms) that the oldest waiting requests have waited so far, by resource.
+    """Return the total time (ms) that waiting requests have waited so far, by resource.
 
-    A request may wait for several resources. Its wait then counts only for the resources of its first ten blockers.
-    Stops early when too much work has been done, so the times of further requests may be missing.
+    A request may wait for several resources. Its wait then counts only for the resources of its first ten blockers. If too much
+    work would be needed, only the oldest waiting requests count.
     """
     waited_ms: dict[str, float] = {}
     total_work = 0
@@ -118,7 +118,8 @@ async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget
             names: Collection[str] = request.names()
             if len(names) > 1:
                 blockers, _, checks = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
-                names, work = {blocker.resource for blocker in blockers}, checks + NODE_WORK
+                names = {blocker.resource for blocker in blockers}
+                work = checks + NODE_WORK
             for name in names:
                 waited_ms[name] = waited_ms.get(name, 0.0) + max(0.0, now_unix_ms - request.since_unix_ms)
         total_work += work
@@ -127,13 +128,15 @@ async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget
 
 
 def _queue_length(table: LockTable, name: str) -> int:
-    """Return the number of requests in the wait queue of a resource; 0 if the resource does not exist."""
+    """Return the number of requests in the wait queue of a resource."""
     resource = table.resources.get(name)
-    return 0 if resource is None or resource.wait_queue is None else len(resource.wait_queue)
+    if resource is None or resource.wait_queue is None:
+        return 0
+    return len(resource.wait_queue)
 
 
 def _queue_summary(table: LockTable, name: str, since: int) -> models.QueueSummary:
-    """Return a summary of a wait queue. `since` is the time (unix ms) at which the oldest request of the queue was queued."""
+    """Return a summary of the wait queue of a resource, whose oldest request was queued at `since` (Unix ms)."""
     holders, first_holder = _count_holders(table, name)
     return models.QueueSummary(
         resource=name,
@@ -151,14 +154,17 @@ def _count_holders(table: LockTable, name: str) -> tuple[int, Request | None]:
     For a subtree, the locks that are held below it count as well.
     """
     resource = table.lookup(name)
-    above = [subtree.holders for _, subtree in table.subtrees_above(name)]
-    tables = above if resource is None else [resource.holders, *above]
-    count, first = sum(map(len, tables)), next(chain.from_iterable(holders.values() for holders in tables), None)
-    if resource is None or not isinstance(resource.special, Subtree):
-        return count, first
-    special = resource.special
-    example = next((request for _, request in special.examples.values()), None)
-    return count + special.shared + special.exclusive, first or example
+    groups = [subtree.holders for _, subtree in table.subtrees_above(name)]
+    if resource is not None:
+        groups.insert(0, resource.holders)
+    count = sum(map(len, groups))
+    first = next(chain.from_iterable(group.values() for group in groups), None)
+    if resource is not None and isinstance(resource.special, Subtree):
+        subtree = resource.special
+        count += subtree.shared + subtree.exclusive
+        if first is None:
+            first = next((request for _, request in subtree.examples.values()), None)
+    return count, first
 
 
 async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.Waits:
@@ -169,31 +175,31 @@ async def graph(table: LockTable, max_nodes: int, budget: WorkBudget) -> models.
     nodes: dict[int, models.Node] = {}
     edges: list[models.Edge] = []
     for request in list(islice(table.waiting.values(), max_nodes)):
-        if request.state is WAITING:
-            node = _add_node(nodes, request, max_nodes)
-            if node is None or len(edges) >= MAX_EDGES:
-                break
-            blockers, _, checks = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
-            node.blockers_total = len(blockers)
-            for blocker in blockers[: MAX_EDGES - len(edges)]:
-                blocking_request = table.find(blocker.id)
-                if blocking_request is not None and _add_node(nodes, blocking_request, max_nodes) is not None:
-                    edges.append(models.Edge(waiter=request.id, blocker=blocker.id, **_blocking_fields(blocker)))
-            await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
-    shown_count = sum(1 for node in nodes.values() if node.state == "queued")
-    # Shown requests may have ended in the meantime. The total must not be less than the number of shown requests.
+        if request.state is not WAITING:  # the request was granted or ended while the budget yielded
+            continue
+        node = _add_node(nodes, request, max_nodes)
+        if node is None or len(edges) >= MAX_EDGES:
+            break
+        blockers, _, checks = sample_blockers(table, request, MAX_BLOCKER_CHECKS, count=False)
+        node.blockers_total = len(blockers)
+        for blocker in blockers[: MAX_EDGES - len(edges)]:
+            blocking_request = table.find(blocker.id)
+            if blocking_request is not None and _add_node(nodes, blocking_request, max_nodes) is not None:
+                edges.append(models.Edge(waiter=request.id, blocker=blocker.id, **_blocking_fields(blocker)))
+        await budget.spend(checks + NODE_WORK * (1 + len(blockers)))
+    shown_count = sum(node.state == "queued" for node in nodes.values())
     return models.Waits(
         nodes=list(nodes.values()),
         edges=edges,
-        queue_total=max(shown_count, len(table.waiting)),
+        queue_total=max(shown_count, len(table.waiting)),  # shown requests may have ended while the budget yielded
         queue_shown=shown_count,
     )
 
 
 def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -> models.Node | None:
-    """Return the node of a request. A missing node is created and added to `nodes`.
+    """Return the node of a request, from `nodes` if it is there. Otherwise create and add it.
 
-    Returns None if the node is missing and the graph already has `max_nodes` nodes.
+    Returns None if the node is missing and `nodes` already has `max_nodes` nodes.
     """
     node = nodes.get(request.id)
     if node is None and len(nodes) < max_nodes:
@@ -205,26 +211,29 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
     """Return the first holders of a resource, and the first entries of its wait queue: at most `MAX_ROWS` of each.
 
-    The requests for subtrees that contain the resource are among them, and if it is a subtree, also those for names below it.
-    `now` is the time of the lock manager (ms).
+    The requests for subtrees that contain the resource are among them, and for a subtree, also those for names below it. `now`
+    is the time of the lock manager (ms).
     """
     locked_resource = table.lookup(name)
     matches = find_by_name(table, name)
     holders, queue = list(islice(matches.holders, MAX_ROWS)), list(islice(matches.queue, MAX_ROWS))
-    holders_total, queue_total, complete = matches.holders_total, matches.queue_total, True
+    response = models.Resource(
+        resource=name,
+        holders=[],
+        holders_total=matches.holders_total,
+        queue=[],
+        queue_total=matches.queue_total,
+        complete=True,
+    )
     if is_subtree(name):
-        below, complete = await _requests_below(table.held, name, budget)
-        holders, holders_total = [*holders, *below][:MAX_ROWS], holders_total + len(below)
+        below, response.complete = await _requests_below(table.held, name, budget)
+        response.holders_total += len(below)
+        holders = [*holders, *below][:MAX_ROWS]
         if name not in table.subtrees:  # otherwise they are in its queue
             below, all_compared = await _requests_below(table.waiting, name, budget)
-            queue, queue_total, complete = (
-                [*queue, *below][:MAX_ROWS],
-                queue_total + len(below),
-                complete and all_compared,
-            )
-    response = models.Resource(
-        resource=name, holders=[], holders_total=holders_total, queue=[], queue_total=queue_total, complete=complete
-    )
+            response.queue_total += len(below)
+            response.complete = response.complete and all_compared
+            queue = [*queue, *below][:MAX_ROWS]
     special = None if locked_resource is None else locked_resource.special
     if isinstance(special, Counted):
         limits = [request.units[name][1] for request in (*holders, *queue) if name in request.units]
@@ -247,29 +256,29 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
 
 
 MAX_COMPARED = 20_000
-"""Maximum number of held, and of waiting requests that are compared with a text or a subtree, the oldest first."""
+"""Maximum number of held requests that are compared with a text or a subtree, the oldest first. The same for waiting requests."""
 MAX_COMPARED_RESOURCES = 100
 """Maximum number of resources of a request that are compared with a text."""
 MAX_COMPARING_WORK = 500_000
 """Work units for comparing requests with a text or a subtree, after which the response is incomplete."""
 CHARS_PER_WORK_UNIT = 8
-"""Characters of a text beyond ASCII whose case is folded in one work unit."""
+"""Number of characters whose case is folded in one work unit, in a text beyond ASCII."""
 NAMES_PER_WORK_UNIT = 8
-"""Names that are compared with a subtree in one work unit."""
+"""Number of names that are compared with a subtree in one work unit."""
 
 
 async def _requests_below(requests: dict[int, Request], subtree: str, budget: WorkBudget) -> tuple[list[Request], bool]:
     """Return the oldest requests that name a resource below a subtree, and whether all were compared.
 
-    Requests that also name the subtree or one above it are omitted: they are found without a search.
+    Requests that also name the subtree or one above it are omitted, because they are found without a search.
     """
     found: list[Request] = []
-    compared, left = list(islice(requests.values(), MAX_COMPARED)), MAX_COMPARING_WORK
+    compared, remaining_work = list(islice(requests.values(), MAX_COMPARED)), MAX_COMPARING_WORK
     complete = len(compared) == len(requests)
     for request in compared:
         work = 1 + request.name_count() // NAMES_PER_WORK_UNIT
-        left -= work
-        if left < 0:
+        remaining_work -= work
+        if remaining_work < 0:
             return found, False
         subtrees = () if request.details is None else request.details.subtrees
         is_known = any(other == subtree or contains(other, subtree) for other in subtrees)
@@ -280,39 +289,50 @@ async def _requests_below(requests: dict[int, Request], subtree: str, budget: Wo
 
 
 async def requests(table: LockTable, text: str, limit: int, now: float, budget: WorkBudget) -> models.Requests:
-    """Return the oldest held requests, or if there is a text, the oldest held and waiting requests with this text: at most
-    `limit`.
+    """Return the oldest held requests, or if `text` is not empty, the oldest held and waiting requests that match it.
 
-    A text is compared with the names of resources, transactions and notes, without regard to case. The holders of a
-    resource with exactly this name are found among any number of requests.
+    Returns at most `limit` requests. `text` is compared with the names of resources, transactions and notes, without regard to
+    case. The holders of a resource with exactly this name are found among any number of requests. `now` is the time of the lock
+    manager (ms).
     """
-    response = models.Requests(held=[], waiting=[], complete=True)
-    if not text:
-        shown = list(islice(table.held.values(), limit))
-        response.complete = len(shown) == len(table.held)
-        for request in shown:
-            if request.state is HELD:
-                response.held.append(_request_row(request, now))
-            await budget.spend(NODE_WORK)
-        return response
+    if text:
+        return await _matching_requests(table, text, limit, now, budget)
+    return await _oldest_held(table, limit, now, budget)
+
+
+async def _oldest_held(table: LockTable, limit: int, now: float, budget: WorkBudget) -> models.Requests:
+    """Return the oldest held requests, at most `limit`."""
+    shown = list(islice(table.held.values(), limit))
+    response = models.Requests(held=[], waiting=[], complete=len(shown) == len(table.held))
+    for request in shown:
+        if request.state is HELD:
+            response.held.append(_request_row(request, now))
+        await budget.spend(NODE_WORK)
+    return response
+
+
+async def _matching_requests(
+    table: LockTable, text: str, limit: int, now: float, budget: WorkBudget
+) -> models.Requests:
+    """Return the oldest held and waiting requests that match a text, at most `limit`."""
     resource = table.lookup(text)
     exact = [] if resource is None else list(islice(resource.holders.values(), limit))
     compared = [*islice(table.held.values(), MAX_COMPARED), *islice(table.waiting.values(), MAX_COMPARED)]
-    response.complete = len(compared) == len(table.held) + len(table.waiting)
-    wanted, exact_ids, seen = text.casefold(), {request.id for request in exact}, set[int]()
-    left = MAX_COMPARING_WORK
+    response = models.Requests(held=[], waiting=[], complete=len(compared) == len(table.held) + len(table.waiting))
+    folded_text, exact_ids, found_ids = text.casefold(), {request.id for request in exact}, set[int]()
+    remaining_work = MAX_COMPARING_WORK
     for request in (*exact, *compared):
-        if request.id in seen:
+        if request.id in found_ids:
             continue
-        matches, work = (True, 1) if request.id in exact_ids else _matches(request, wanted)
-        left -= work
+        matches, work = (True, 1) if request.id in exact_ids else _matches(request, folded_text)
+        remaining_work -= work
         await budget.spend(work)
-        if left < 0 or (matches and len(seen) == limit):
+        if remaining_work < 0 or (matches and len(found_ids) == limit):
             response.complete = False
             break
         if not matches:
             continue
-        seen.add(request.id)
+        found_ids.add(request.id)
         if request.state is HELD:
             response.held.append(_request_row(request, now))
         elif request.state is WAITING:
@@ -321,14 +341,17 @@ async def requests(table: LockTable, text: str, limit: int, now: float, budget: 
     return response
 
 
-def _matches(request: Request, wanted: str) -> tuple[bool, int]:
-    """Return whether a text in lower case is part of a name or the note of a request, and the work of the comparison."""
+def _matches(request: Request, folded_text: str) -> tuple[bool, int]:
+    """Return whether a text is part of a name or the note of a request, and the work units of the comparison.
+
+    The case of the text is folded already.
+    """
     names = (name for name, _ in islice(request.modes(), MAX_COMPARED_RESOURCES))
     work = 1
-    for text in chain((request.transaction, shown_note(request)), names):
-        if text is not None:
-            work += 2 if text.isascii() else 2 + len(text) // CHARS_PER_WORK_UNIT
-            if wanted in text.casefold():
+    for candidate in chain((request.transaction, shown_note(request)), names):
+        if candidate is not None:
+            work += 2 if candidate.isascii() else 2 + len(candidate) // CHARS_PER_WORK_UNIT
+            if folded_text in candidate.casefold():
                 return True, work
     return False, work
 
@@ -344,7 +367,7 @@ def _request_row(request: Request, now: float) -> models.Row:
 
 
 def _request_fields(request: Request) -> dict[str, Any]:
-    """Return the fields that every response has of a request. Of its resources it has the first `MAX_LISTED_RESOURCES`."""
+    """Return the fields that every response about a request has, with its first `MAX_LISTED_RESOURCES` resources."""
     return {
         "id": request.id,
         "resources": [request.lock_text(name, mode) for name, mode in islice(request.modes(), MAX_LISTED_RESOURCES)],
@@ -368,15 +391,18 @@ def _blocker(blocker: Blocker) -> models.Blocker:
 
 
 def _blocking_fields(blocker: Blocker) -> dict[str, Any]:
-    """Return the fields of a blocker: the lock that it holds or waits for, and since when (unix ms)."""
+    """Return the fields of a blocker: the lock that it holds or waits for, and since when (Unix ms)."""
     state = "held" if blocker.held else "queued"
     fields = {"resource": blocker.resource, "mode": blocker.mode, "state": state, "since": blocker.since_unix_ms}
     return fields | _unit_fields(blocker.units)
 
 
 def _unit_fields(units: UnitCount | None) -> dict[str, int]:
-    """Return the fields with the units of a counted resource, and their limit; none for another resource."""
-    return {} if units is None else {"units": units[0], "of": units[1]}
+    """Return the fields with the units of a counted resource and their limit, or no fields for another resource."""
+    if units is None:
+        return {}
+    count, limit = units
+    return {"units": count, "of": limit}
 
 
 # -- `/api/state`, `/api/hot`, `/api/deadlocks`, `/api/order`: from the statistics --------
@@ -389,9 +415,10 @@ _START_TIME = time.monotonic()
 
 
 async def state(server: ServerView, namespace: str, budget: WorkBudget) -> models.State:
-    """Return an overview of a namespace. On a follower, which has no lock table, the numbers of locks are 0.
+    """Return an overview of a namespace.
 
-    A former leader has its last lock table until the next leader is known.
+    On a follower, which has no lock table, the numbers of locks are 0. A former leader keeps its last lock table until it knows
+    the next leader.
     """
     view = server.namespaces[namespace]
     manager, stats, since = view.last_manager, view.stats, view.store_unavailable_since
@@ -449,14 +476,12 @@ async def state(server: ServerView, namespace: str, budget: WorkBudget) -> model
 
 
 def _histogram_data(histogram: Histogram) -> models.HistogramData:
+    """Convert a histogram to its response type."""
     return models.HistogramData(bounds=list(histogram.bounds), counts=list(histogram.counts), total=histogram.total)
 
 
 async def hot(stats: Stats, table: LockTable, limit: int, budget: WorkBudget) -> models.HotList:
-    """Return the `limit` most contended resources.
-
-    Resources are ordered by the total time of waits: the waits that ended in the last minutes, and the ongoing waits.
-    """
+    """Return the `limit` resources with the longest total wait: of the waits that ended in the last minutes and ongoing waits."""
     ongoing = await ongoing_waits(table, time.time() * 1000, budget)
     entries = _add_ongoing_waits(stats.contention.entries(), ongoing)
     top: list[tuple[str, Contention]] = []
@@ -471,8 +496,8 @@ def _add_ongoing_waits(
 ) -> Iterator[tuple[str, Contention]]:
     """Yield each resource once, with the total time of its ended and its ongoing waits.
 
-    `entries` are the resources with ended waits. `ongoing` contains the total time (ms) of the ongoing waits by
-    resource. The function removes the resources of `entries` from `ongoing`.
+    `entries` are the resources with ended waits. `ongoing` has the total time (ms) of the ongoing waits by resource. The
+    resources of `entries` are removed from it.
     """
     for name, contention in entries:
         yield name, Contention(contention.conflicts, contention.waited_ms + ongoing.pop(name, 0.0))
@@ -494,9 +519,11 @@ def _hot_resource(table: LockTable, name: str, contention: Contention) -> models
 async def deadlocks(stats: Stats, limit: int, budget: WorkBudget) -> models.Deadlocks:
     """Return the latest deadlocks, newest first."""
     rows = []
-    for deadlock in list(stats.deadlocks)[: -limit - 1 : -1]:  # the last `limit` entries, in reverse order
-        rows.append(_deadlock_row(deadlock))
-        await budget.spend(NODE_WORK + len(rows[-1].waits))
+    latest = list(islice(reversed(stats.deadlocks), limit))
+    for deadlock in latest:
+        row = _deadlock_row(deadlock)
+        rows.append(row)
+        await budget.spend(NODE_WORK + len(row.waits))
     return models.Deadlocks(deadlocks=rows, total=stats.deadlocked)
 
 
@@ -558,7 +585,7 @@ def _order_edge(edge: OrderEdge) -> models.OrderEdge:
 
 
 def _deadlock_row(deadlock: Deadlock) -> models.DeadlockRow:
-    """Convert a deadlock to its response type. Cycles are truncated to `MAX_STEPS` steps."""
+    """Convert a deadlock to its response type, with the first `MAX_STEPS` steps of its cycle."""
     waits = deadlock.cycle.waits
     return models.DeadlockRow(
         at=int(deadlock.at_unix_ms),

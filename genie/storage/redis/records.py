@@ -37,7 +37,8 @@ class StoredDetails(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=F
 class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A held or waiting request, or a retained reply, without its id. Default values are omitted to save memory.
 
-    More than 16 fields: one for each key of the stored JSON object. A record with an unknown field is rejected: a later version of Genie has written it, and the field may matter.
+    More than 16 fields: one for each key of the stored JSON object. A record with an unknown field is rejected: a later version
+    of Genie has written it, and the field may matter.
     """
 
     since: float
