@@ -7,10 +7,10 @@ deletes the id.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 from weakref import WeakValueDictionary
 
-from msgspec import Struct, ValidationError, json
+from msgspec import Meta, Struct, ValidationError, json
 
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request, context_of
 from genie.core.model import Details, details_of
@@ -22,13 +22,19 @@ SESSION_TIMEOUT_MS = 10_000.0
 """The session timeout of a record that does not contain one."""
 
 
+MAX_NUMBER = 2**53
+"""No server stores a greater number. A server cannot calculate with some, or send them to clients."""
+Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+Integer = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+
+
 class StoredDetails(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """The additional fields of a request that names units or subtrees.
 
     A version of Genie that does not know these fields rejects the record.
     """
 
-    units: dict[str, tuple[int, int]] = {}
+    units: dict[str, tuple[Integer, Integer]] = {}
     """The units and their limit, by counted resource."""
     subtrees: bool = False
     """True if some of the names are subtrees."""
@@ -41,28 +47,28 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     of Genie has written it, and the field may matter.
     """
 
-    since: float
+    since: Number
     """When the request was granted, began to wait or ended, in milliseconds of the lock manager's clock."""
-    since_unix_ms: int
+    since_unix_ms: Integer
     """The same moment as Unix time. 0 for a retained reply."""
-    deadline: int
+    deadline: Integer
     """When the request expires, in milliseconds of the lock manager's clock. 0 for a retained reply."""
     state: Literal["held", "queued", "ended"] = "held"
     """`ended` for a retained reply."""
-    queue_timeout_ms: float = TIMEOUT_MS
-    transaction_timeout_ms: float = TIMEOUT_MS
+    queue_timeout_ms: Number = TIMEOUT_MS
+    transaction_timeout_ms: Number = TIMEOUT_MS
     exclusive: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
-    fence: int = 0
+    fence: Integer = 0
     transaction: str | None = None
-    priority: float = 0
+    priority: Number = 0
     ref: str | None = None
     release_on_disconnect: bool = False
-    moved: dict[str, tuple[float, int]] | None = None
+    moved: dict[str, tuple[Number, Integer]] | None = None
     """Queue position (negated priority, ticket) by resource, where a queue rearrangement has assigned another position."""
     session: str | None = None
     """The key of the session that made the request. None if the request has no session."""
-    session_timeout_ms: float = SESSION_TIMEOUT_MS
+    session_timeout_ms: Number = SESSION_TIMEOUT_MS
     chosen: str | None = None
     """The `choice_digest` of a request with `anyOf`."""
     principal: str | None = None

@@ -67,6 +67,26 @@ def test_a_value_of_another_type_is_rejected(field: str, value: object) -> None:
         RecordDecoder().decode(7, json.encode(record | {field: value}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("since", 1e308),
+        ("since_unix_ms", 10**30),
+        ("deadline", 2**63),
+        ("priority", -1e308),
+        ("fence", 2**64),
+        ("session_timeout_ms", 1e300),
+        ("moved", {"a": [0, 10**300]}),
+        ("details", {"units": {"b": [1, 10**300]}}),
+    ],
+)
+def test_a_number_with_which_a_server_cannot_calculate_is_rejected(field: str, value: object) -> None:
+    record = json.decode(encode(held()))
+    encoded = b'%b,"%b":%b}' % (json.encode(record)[:-1], field.encode(), repr(value).replace("'", '"').encode())
+    with pytest.raises(UnknownFormat, match=field):
+        RecordDecoder().decode(7, encoded)
+
+
 def test_a_record_without_the_fields_of_every_version_is_rejected() -> None:
     for missing in ("since", "since_unix_ms", "deadline"):
         record = json.decode(encode(held()))
