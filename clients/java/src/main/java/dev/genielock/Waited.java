@@ -2,21 +2,28 @@ package dev.genielock;
 
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CountDownLatch;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ForkJoinPool;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
 
-/**
- * A future for which a thread can wait. In contrast to other ones, a thread of the common pool executes no other tasks of the pool
- * meanwhile, which may wait for that thread.
- */
+/** A future for which a thread can wait. */
 class Waited<T> extends CompletableFuture<T> {
     // If the common pool has only one thread, a task that blocks would hold up all others: then each task has a new thread, as in
-    // CompletableFuture before Java 25. The executor is not equal to the pool.
+    // CompletableFuture before Java 25. The executor is not equal to the pool: so, before Java 25, a join executes no other tasks.
     private static final Executor EXECUTOR = ForkJoinPool.getCommonPoolParallelism() > 1 ? ForkJoinPool.commonPool()::execute
             : task -> Dialer.newThread("genie-task", task).start();
+
+    /** Waits for a future. */
+    private record Blocker(CountDownLatch ended, long end) implements ForkJoinPool.ManagedBlocker {
+        @Override
+        public boolean block() throws InterruptedException {
+            ended.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+            return true;
+        }
+
+        @Override
+        public boolean isReleasable() { return ended.getCount() == 0; }
+    }
 
     @Override
     public Executor defaultExecutor() { return EXECUTOR; }
@@ -24,17 +31,18 @@ class Waited<T> extends CompletableFuture<T> {
     @Override
     public <U> CompletableFuture<U> newIncompleteFuture() { return new Waited<>(); }
 
-    /** Waits until the future has ended, or for a limit in ns. A thread of a pool is replaced meanwhile if the pool can grow. */
+    /**
+     * Waits until the future has ended, or for a limit in ns. A thread of a pool is replaced meanwhile if the pool can grow. In contrast
+     * to {@link #get}, it executes no other tasks of the pool, which may wait for this thread.
+     */
     final void await(long limit) throws InterruptedException {
-        long end = System.nanoTime() + limit; // it may overflow: only the difference counts
+        if (isDone()) return;
+        var blocker = new Blocker(new CountDownLatch(1), System.nanoTime() + limit); // it may overflow: only the difference counts
+        whenComplete((value, failure) -> blocker.ended.countDown());
         try {
-            get(limit, TimeUnit.NANOSECONDS);
-        } catch (ExecutionException | TimeoutException e) {
-            // the caller asks for the result next
+            ForkJoinPool.managedBlock(blocker);
         } catch (RuntimeException | Error e) { // the pool has too many threads, or cannot start one
-            var ended = new CountDownLatch(1);
-            whenComplete((value, failure) -> ended.countDown());
-            ended.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+            blocker.block();
         }
     }
 
