@@ -31,7 +31,8 @@ SECTIONS = {
         "bench": "Measure the throughput and the latency of a server.",
     },
 }
-"""The descriptions of the commands in `genie --help`. They are here so that the help imports no command: some need an extra."""
+"""The descriptions of the commands in `genie --help`, by section. They are here, and not in the modules of the commands, so
+that the help also works if the optional dependencies of a command are not installed."""
 
 COMMANDS = tuple(sorted(name for section in SECTIONS.values() for name in section))
 

@@ -13,6 +13,7 @@ import msgspec
 
 from genie.admin.models import Problem
 from genie.cli.options import (
+    MAX_PORT,
     EmptiableOption,
     namespace_option,
     one_line_errors,
@@ -28,9 +29,8 @@ from genie.protocol import codec
 from genie.text import printable
 
 _DEFAULTS = Settings().admin
-TLS = "https://"
+HTTPS = "https://"
 HTTP = "http://"
-SCHEMES = (TLS, HTTP)
 MAX_RESPONSE_BYTES = 64 << 20
 """Maximum size of a response. Responses of the admin port are far smaller."""
 
@@ -39,38 +39,44 @@ Command = Callable[..., T]
 
 
 def admin_query(command: Command[T]) -> Command[T]:
-    """Add `--admin-host`, `--admin-port`, `--namespace` and `--timeout`, and pass the command `admin`. Errors are one line."""
+    """Add `--admin-host`, `--admin-port`, `--namespace` and `--timeout`, and pass the command an `AdminClient` as `admin`.
+
+    An error of the command is printed in one line.
+    """
 
     @functools.wraps(command)
     def with_admin(*, admin_host: str, admin_port: str, namespace: str | None, timeout: float, **options: Any) -> T:
         return command(admin=AdminClient(admin_host, admin_port, namespace, timeout), **options)
 
-    host = variable_option(
+    admin_host_option = variable_option(
         "--admin-host",
         "Host of the admin port; https://HOST if the server has a certificate.",
         default=_DEFAULTS.host,
         show_default=True,
     )
-    port = variable_option(
+    admin_port_option = variable_option(
         "--admin-port", "Admin port.", cls=EmptiableOption, default=str(_DEFAULTS.port), show_default=True
     )
-    return host(port(namespace_option(timeout_option(one_line_errors(with_admin)))))
+    return admin_host_option(admin_port_option(namespace_option(timeout_option(one_line_errors(with_admin)))))
 
 
 class AdminClient:
     """Queries the admin port of one server. Raises ValueError for an invalid address, GenieError if a query fails.
 
-    The bearer token is read from GENIE_TOKEN or from the file GENIE_TOKEN_FILE. For TLS, GENIE_TLS_CA
-    is the CA to trust; GENIE_TLS_CERT and GENIE_TLS_KEY are the client certificate. If `namespace` is
-    None, the server responds about its first namespace. `timeout` is the time limit of one query in seconds.
+    The bearer token is that of GENIE_TOKEN or of the file GENIE_TOKEN_FILE. For TLS, GENIE_TLS_CA is the CA to trust, and
+    GENIE_TLS_CERT and GENIE_TLS_KEY are the client's certificate and its key.
     """
 
-    def __init__(self, host: str, port: str, namespace: str | None, timeout: float) -> None:
+    def __init__(self, host: str, port: str, namespace: str | None, timeout_s: float) -> None:
         self._scheme, self.address = _parse_admin_address(host, port)
         self._query_parameters = {} if namespace is None else {"namespace": namespace}
-        self._timeout_s = timeout
-        self._token = _token()
-        self._ssl = tls_context() if self._scheme == TLS else True  # True: the default of aiohttp, not used for HTTP
+        """Without a namespace, the server responds about its first namespace."""
+        self._timeout_s = timeout_s
+        """Time limit of one query."""
+        self._token = _read_token()
+        self._ssl = (
+            tls_context() if self._scheme == HTTPS else True
+        )  # True is the default of aiohttp, not used for HTTP
         self._session: aiohttp.ClientSession | None = None
         """None until the client is entered as an async context manager."""
 
@@ -90,11 +96,18 @@ class AdminClient:
         await self._session.close()
 
     async def fetch(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
-        """Send a GET request for a path; return the decoded JSON response, also converted to the type `kind`.
+        """Send a GET request for a path. Return the decoded JSON response, and the same response converted to `kind`.
 
-        `limit` is the maximum number of rows; None selects the default of the path. Raises RequestRejected if the server
-        responds with an error, Unavailable if it cannot be reached or is not an admin port, and GenieError if the fields
-        don't match the type, e.g. because the server has another version.
+        Args:
+            path: the path of the URL, such as `/api/deadlocks`.
+            kind: the type of the response.
+            limit: the maximum number of rows. None selects the default of the path.
+
+        Raises:
+            RequestRejected: if the server responds with an error.
+            Unavailable: if the server cannot be reached, or is not an admin port.
+            GenieError: if the response does not have the type `kind`, for example because the server has another version.
+
         """
         status, body = await self._get(path, limit)
         try:
@@ -114,10 +127,12 @@ class AdminClient:
     async def _get(self, path: str, limit: int | None) -> tuple[int, bytes]:
         """Return the status and the body of the response to a GET request."""
         assert self._session is not None  # noqa: S101 - set by `__aenter__`
-        parameters = self._query_parameters | ({} if limit is None else {"limit": str(limit)})
+        parameters = dict(self._query_parameters)
+        if limit is not None:
+            parameters["limit"] = str(limit)
         url = f"{self._scheme}{self.address}{path}"
         try:
-            # A redirect would send the token to another server.
+            # Without redirects, because a redirect would send the token to another server.
             async with self._session.get(url, params=parameters, allow_redirects=False) as response:
                 body = bytearray()
                 async for part in response.content.iter_any():
@@ -135,60 +150,65 @@ class AdminClient:
         except aiohttp.ClientConnectorError as error:
             raise Unavailable(f"cannot connect to the admin port {self.address}: {error.os_error}") from None
         except (aiohttp.ClientError, OSError) as error:
-            tls = "" if self._scheme == TLS else f"; if it has a certificate, use {TLS}{self.address}"
-            raise Unavailable(f"{self.address} did not respond in HTTP: {error or type(error).__name__}{tls}") from None
+            hint = "" if self._scheme == HTTPS else f"; if it has a certificate, use {HTTPS}{self.address}"
+            raise Unavailable(
+                f"{self.address} did not respond in HTTP: {error or type(error).__name__}{hint}"
+            ) from None
 
     def query(self, path: str, kind: type[T], limit: int | None = None) -> tuple[Any, T]:
-        """Connect, `fetch` one path in a new event loop, and disconnect."""
+        """Connect, `fetch` one path, and disconnect, all in a new event loop."""
         return self.run(lambda: self.fetch(path, kind, limit))
 
     def run(self, operation: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Connect, run an operation in a new event loop, and disconnect."""
+        """Connect, run an operation that fetches paths, and disconnect, all in a new event loop."""
 
-        async def run() -> T:
+        async def connect_and_run() -> T:
             async with self:
                 return await operation()
 
-        return run_async(run())
+        return run_async(connect_and_run())
 
 
 def _parse_admin_address(host: str, port: str) -> tuple[str, str]:
-    """Return the URL scheme and the address HOST:PORT.
+    """Return the URL scheme and the address `HOST:PORT` of an admin port.
 
     Raises ValueError if the host or the port is invalid. The message names the option or environment variable to fix.
     """
     if not port.strip():
         raise ValueError(f"no admin port: {source_of('admin_port')} is empty")
-    scheme = next((scheme for scheme in SCHEMES if host.lower().startswith(scheme)), None)
-    host_name = host[len(scheme or "") :].strip().rstrip("/")
+    scheme, host_name = HTTP, host
+    for prefix in (HTTPS, HTTP):
+        if host.lower().startswith(prefix):
+            scheme, host_name = prefix, host[len(prefix) :]
+    host_name = host_name.strip().rstrip("/")
     if not host_name or any(character in host_name for character in "/?#@ "):
         raise ValueError(
-            f"{source_of('admin_host')}: must be a host name or an address, also as {TLS}HOST, not {host!r}"
+            f"{source_of('admin_host')}: must be a host name or an address, also as {HTTPS}HOST, not {host!r}"
         )
+    port_number = int(port) if port.strip().isdecimal() else 0  # 0 is rejected below, like a number out of range
     try:
-        # Port 0 is rejected below, with the same error as a port out of range.
-        address = parse_address(host_name, int(port) if port.strip().isdecimal() else 0)
+        address = parse_address(host_name, port_number)
     except ValueError as error:
         raise ValueError(f"{source_of('admin_host')}: {error}") from None
-    if not 0 < address.port < 1 << 16:
-        raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to 65535, not {port!r}")
-    return scheme or HTTP, format_address(address)
+    if not 0 < address.port <= MAX_PORT:
+        raise ValueError(f"{source_of('admin_port')}: a port is a number from 1 to {MAX_PORT}, not {port!r}")
+    return scheme, format_address(address)
 
 
 def _leader_hint(problem: Problem) -> str:
-    """Return a suffix for the error message that names the leader.
+    """Return a suffix for the error message that names the leader, or an empty text.
 
-    The suffix is empty if the leader is unknown or the message already names the leader.
+    The text is empty if the leader is unknown, or the message already names the leader.
     """
     if isinstance(problem.leader, str) and problem.leader not in problem.message:
         return f" ({printable(problem.leader)} leads: query its admin port)"
     return ""
 
 
-def _token() -> str | None:
+def _read_token() -> str | None:
     """Return the token that the environment variables configure, or None.
 
-    Raises ValueError for control characters: a line break in the token would start another HTTP header.
+    Raises ValueError if the token contains control characters: a line break would start another HTTP header.
     """
     token = resolve_token()
     if token is not None and not token.isprintable():

@@ -12,7 +12,11 @@ from genie.storage.store import this_node
 def banner_lines(
     settings: Settings, listening: tuple[str, int], admin_listening: tuple[str, int] | None
 ) -> Iterator[str]:
-    """Yield the lines. `listening` and `admin_listening` are the bound hosts and ports; None if there is no admin port."""
+    """Yield the lines of the banner.
+
+    `listening` and `admin_listening` are the host and the port on which the server listens for clients, and on which its
+    admin port listens. `admin_listening` is None without an admin port.
+    """
     is_tls = settings.tls.cert is not None
     yield f"Clients connect to {'genies://' if is_tls else ''}{_reachable(listening, settings.advertise)}."
     if admin_listening is None:
@@ -26,17 +30,19 @@ def banner_lines(
 
 
 def _reachable(listening: tuple[str, int], advertise: str | None = None) -> str:
-    """Return HOST:PORT at which others reach a bound address: the host name if it is bound on all interfaces."""
-    return this_node(listening, advertise, lease_ms=0).address
+    """Return the `HOST:PORT` at which others reach a server: with the host name if the server listens on all interfaces."""
+    return this_node(listening, advertise, lease_ms=0).address  # the address does not depend on the lease
 
 
-def _describe_redis(text: str) -> str:
-    """Describe where Redis is, without the credentials."""
+def _describe_redis(redis_url: str) -> str:
+    """Describe where Redis is, without the credentials. The text continues "Locks are kept in Redis"."""
     from genie.storage.redis.url import RedisUrl  # noqa: PLC0415 - slow to import, and not needed without Redis
 
-    url = RedisUrl.parse(text)
+    url = RedisUrl.parse(redis_url)
     nodes = ", ".join(map(str, url.nodes))
     database = f", database {url.login.db}" if url.login.db else ""
     if url.kind == "sentinel":
         return f"{url.master!r} of the sentinels at {nodes}{database}"
-    return f"{'Cluster ' if url.kind == 'cluster' else ''}at {nodes}{database}"
+    if url.kind == "cluster":
+        return f"Cluster at {nodes}{database}"
+    return f"at {nodes}{database}"

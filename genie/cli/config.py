@@ -49,22 +49,25 @@ def check(ctx: click.Context, /, **options: Any) -> None:
 
 
 async def _find_errors(settings: Settings) -> list[str]:
-    """Return an error for each invalid part of the settings. Stores are made in an event loop, as by a server."""
+    """Return an error for each invalid part of the settings. Async, because stores are made in an event loop."""
     errors: list[str] = []
 
-    def attempt(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def collect_error(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function, and return its result, or None if it raises an error."""
         try:
             return function(*arguments, **options)
         except ValueError as error:
             errors.append(str(error))
 
-    attempt(check_advertised, settings.advertise)
-    attempt(make_tls_contexts, settings.tls)
-    attempt(make_stores, settings)
+    collect_error(check_advertised, settings.advertise)
+    collect_error(make_tls_contexts, settings.tls)
+    collect_error(make_stores, settings)
     needs_certificates = settings.tls.ca is not None
-    access = attempt(AccessControl.load, settings.token, settings.token_file, certificates_required=needs_certificates)
+    access = collect_error(
+        AccessControl.load, settings.token, settings.token_file, certificates_required=needs_certificates
+    )
     if access is not None and access.allows_anonymous and not settings.insecure:
-        attempt(check_exposure, settings)
+        collect_error(check_exposure, settings)
     return errors
 
 
@@ -75,17 +78,18 @@ def show(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """Show each setting with its value, and where the value comes from. Secrets are hidden."""
     configuration = Configuration(ctx, options)
     values = configuration.load().options()
+    names = [str(param.name) for param in serve.params if param.name in values]
     rows = [
-        {"key": file_key(name), "value": _shown(name, values[name]), "source": configuration.origins[name]}
-        for name in (str(param.name) for param in serve.params)
-        if name in values
+        {"key": file_key(name), "value": _hide_secret(name, values[name]), "source": configuration.origins[name]}
+        for name in names
     ]
     if as_json:
         print_json(codec.dumps({"settings": rows}))
         return
-    widths = [max(len(_text(row[column])) for row in rows) for column in ("key", "value")]
+    key_width = max(len(row["key"]) for row in rows)
+    value_width = max(len(_value_text(row["value"])) for row in rows)
     for row in rows:
-        print_lines(f"{row['key']:<{widths[0]}}  {_text(row['value']):<{widths[1]}}  {row['source']}")
+        print_lines(f"{row['key']:<{key_width}}  {_value_text(row['value']):<{value_width}}  {row['source']}")
 
 
 @config.command()
@@ -126,12 +130,12 @@ def _limits_report(settings: Settings) -> dict[str, Any]:
 
 def _print_limits(report: dict[str, Any]) -> None:
     """Print the report of `genie config limits` as tables."""
-    print_lines(f"{'':<42}{'setting':<26}{'limit':>13}  {'bytes each':>11}  {'MiB at most':>11}")
+    print_lines(_limit_line("", "setting", "limit", "bytes each", "MiB at most"))
     for row in report["limits"]:
-        sizes = f"{row['limit']:>13,}  {row['bytes_each']:>11,}  {_mib(row['bytes']):>11,}"
+        limit, bytes_each, mib = f"{row['limit']:,}", f"{row['bytes_each']:,}", f"{_to_mib(row['bytes']):,}"
         repeated = "" if row["namespaces"] == 1 else f"  in {row['namespaces']} namespaces"
-        print_lines(f"{row['what']:<42}{row['setting'] or '':<26}{sizes}{repeated}")
-    print_lines(f"{'all limits together':<94}  {_mib(report['bytes']):>11,}", "")
+        print_lines(_limit_line(row["what"], row["setting"] or "", limit, bytes_each, mib) + repeated)
+    print_lines(_limit_line("all limits together", "", "", "", f"{_to_mib(report['bytes']):,}"), "")
     print_lines("limits.max_state is enough for any one of these:")
     for cost in report["max_state"]:
         print_lines(f"{cost['fit']:>13,} {cost['what']}, {cost['bytes_each']:,} bytes each")
@@ -140,43 +144,50 @@ def _print_limits(report: dict[str, Any]) -> None:
         print_lines(f"{part['limit']:>13,} {part['what']}")
 
 
-def _mib(size: int) -> int:
+def _limit_line(what: str, setting: str, limit: str, bytes_each: str, mib: str) -> str:
+    """Return a line of the table of limits, with aligned columns."""
+    return f"{what:<42}{setting:<26}{limit:>13}  {bytes_each:>11}  {mib:>11}"
+
+
+def _to_mib(size_bytes: int) -> int:
     """Return a size in MiB, rounded up."""
-    return -(-size // MIB)
+    return -(-size_bytes // MIB)
 
 
-def _shown(name: str, value: Any) -> Any:
-    """Return the value of a setting with secrets hidden."""
+def _hide_secret(name: str, value: Any) -> Any:
+    """Return the value of a setting, without the secrets that it contains."""
     if value is None or name not in SECRETS:
         return value
-    return _without_password(value) if name == "redis_url" else HIDDEN
+    return _hide_passwords(value) if name == "redis_url" else HIDDEN
 
 
-def _without_password(url: str) -> str:
-    """Return a URL of Redis with its passwords hidden. A URL that cannot be split for certain is hidden as a whole."""
+def _hide_passwords(url: str) -> str:
+    """Return a URL of Redis with its passwords hidden. If the password can't be found for certain, all is hidden."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return HIDDEN
     login, at, hosts = parts.netloc.rpartition("@")
-    user = login.partition(":")[0]
     has_unescaped_password = "@" in parts.path + parts.query + parts.fragment or "@" in login
     if has_unescaped_password:
         return HIDDEN
-    query = "&".join(
-        f"{name}={HIDDEN}" if "password" in name else f"{name}={value}"
-        for name, _, value in (item.partition("=") for item in parts.query.split("&"))
-        if name
-    )
-    return f"{parts.scheme}://{user}{f':{HIDDEN}' if ':' in login else ''}{at}{hosts}{parts.path}{'?' if query else ''}{query}"
+    user, colon, _ = login.partition(":")
+    shown_login = f"{user}:{HIDDEN}" if colon else user
+    fields = []
+    for field in parts.query.split("&"):
+        name, _, value = field.partition("=")
+        if name:
+            fields.append(f"{name}={HIDDEN if 'password' in name else value}")
+    query = f"?{'&'.join(fields)}" if fields else ""
+    return f"{parts.scheme}://{shown_login}{at}{hosts}{parts.path}{query}"
 
 
-def _text(value: Any) -> str:
-    """Return a value as a person reads it."""
+def _value_text(value: Any) -> str:
+    """Return the value of a setting as text: `none` for None, and a list with commas."""
     if value is None:
         return "none"
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 for command in (check, show, limits):
-    command.params[:0] = serve.params
+    command.params[:0] = serve.params  # adds the options of `genie serve` in front of the command's own
