@@ -21,6 +21,7 @@ from genie.bench.histogram import Histogram
 from genie.bench.profiles import BUILT_IN, PhaseResult, load, run_phase
 from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
+from genie.cli.inspect import INDENT
 from genie.cli.options import INTERRUPTED, InvalidArgument, WholeNumber, json_option, run_on_uvloop, seconds
 from genie.cli.output import print_lines
 from genie.cli.query import QueriedServer, Querier, server_query
@@ -31,17 +32,19 @@ from genie.protocol import codec
 from genie.text import printable_json
 
 BUSY_CPU_PERCENT = 90
-"""CPU usage, as displayed, from which the client is reported as the bottleneck."""
+"""From this CPU usage on, the client is reported as the bottleneck."""
 QUANTILES = {"p50": 500, "p99": 990, "p99_9": 999}
 """The reported quantiles in thousandths, by their names in JSON."""
 HEADERS = ("FROM REQUEST TO", "P50", "P99", "P99.9", "MAX")
 NUMBER_COLUMNS = range(1, len(HEADERS))
+"""Indexes of the right-aligned columns."""
 
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
-MIN_MS_DISPLAY_NS = 999_500
+MIN_NS_SHOWN_IN_MS = 999_500
 """Shorter times are shown in µs, where they have at most three digits."""
 CLEAR_LINE = "\r\x1b[K"
+"""Moves the cursor of the terminal to the beginning of its line, and clears the line."""
 
 
 def _write_progress(text: str) -> None:
@@ -57,7 +60,10 @@ def _show_progress(workload: str, elapsed_s: float | None, cycles: int) -> None:
 
 
 def header_lines(options: BenchOptions, server: str) -> list[str]:
-    """Return the first lines of the text output: address, connections and depth; the builds of server and client."""
+    """Return the first lines of the text output: address, connections and depth, and the builds of server and client.
+
+    `server` is the version and the build of the server.
+    """
     in_flight = "1 request" if options.depth == 1 else f"{options.depth:,} requests"
     return [
         f"{format_address(options.address)}, connections: {options.connections:,}, in flight on each: {in_flight}",
@@ -67,7 +73,7 @@ def header_lines(options: BenchOptions, server: str) -> list[str]:
 
 
 def _format_errors(errors: Mapping[str, int]) -> str:
-    """Return the number of errors by name, or `none`."""
+    """Return the errors with their numbers, or `none`: `connection-lost 2, timeout 1`."""
     return ", ".join(f"{name} {count:,}" for name, count in sorted(errors.items())) or "none"
 
 
@@ -76,25 +82,25 @@ def result_lines(result: Result, options: BenchOptions) -> list[str]:
 
     The summary shows the number of connections only if some of them were lost before the end of the measurement.
     """
-    tally = result.tally
-    rate = f"{result.cycles_per_s:,.0f} cycles/s ({result.cycles:,} in {result.measured_s:.1f} s)"
+    summary = f"{result.cycles_per_s:,.0f} cycles/s ({result.cycles:,} in {result.measured_s:.1f} s)"
     if result.connections < options.connections:
-        rate += f", connections: {result.connections:,} of {options.connections:,}"
+        summary += f", connections: {result.connections:,} of {options.connections:,}"
     cpu_percent = round(result.client_cpu_percent)
-    bottleneck = ": the client is the bottleneck" if cpu_percent >= BUSY_CPU_PERCENT else ""
-    summary = f"{rate}, errors: {_format_errors(tally.errors)}, client CPU: {cpu_percent} %{bottleneck}"
-    rows = [
-        [name, *(_format_ns(ns) for ns in (*_quantiles_ns(histogram), histogram.max_ns))]
-        for name, histogram in (("locked", tally.to_locked), ("released", tally.to_released))
-        if histogram.count
-    ]
-    latencies = table(HEADERS, rows, right_aligned=NUMBER_COLUMNS) if rows else []
+    summary += f", errors: {_format_errors(result.tally.errors)}, client CPU: {cpu_percent} %"
+    if cpu_percent >= BUSY_CPU_PERCENT:
+        summary += ": the client is the bottleneck"
+    rows = []
+    for name, histogram in (("locked", result.tally.to_locked), ("released", result.tally.to_released)):
+        if histogram.count:
+            latencies_ns = [*_quantiles_ns(histogram), histogram.max_ns]
+            rows.append([name, *map(_format_ns, latencies_ns)])
+    latency_lines = table(HEADERS, rows, right_aligned=NUMBER_COLUMNS) if rows else []
     title = f"{result.workload}: {WORKLOADS[result.workload].title(options.parameters)}"
-    return [title, *("  " + line for line in (summary, *latencies))]
+    return [title, *(INDENT + line for line in (summary, *latency_lines))]
 
 
 def json_document(options: BenchOptions, server: str, results: list[Result], *, interrupted: bool) -> dict[str, Any]:
-    """Return the document that `--json` prints. Field names end with their units."""
+    """Return the document that `--json` prints. Field names end with their units. `server` is the server's build."""
     return {
         "address": format_address(options.address),
         "server": server,
@@ -127,14 +133,14 @@ def _json_result(result: Result) -> dict[str, Any]:
 
 
 def _json_latencies(histogram: Histogram) -> dict[str, float | None]:
-    """Return the quantiles and the maximum in µs, by field name. The values are None if nothing was measured."""
+    """Return the quantiles and the maximum of latencies in µs, by field name. They are None if nothing was measured."""
     latencies_ns = dict(zip(QUANTILES, _quantiles_ns(histogram), strict=True))
     latencies_ns["max"] = histogram.max_ns if histogram.count else None
     return {f"{name}_us": None if ns is None else round(ns / NS_PER_US, 1) for name, ns in latencies_ns.items()}
 
 
 def _quantiles_ns(histogram: Histogram) -> list[int | None]:
-    """Return the quantiles in the order of `QUANTILES`."""
+    """Return the quantiles in the order of `QUANTILES`, each None if nothing was measured."""
     return [histogram.quantile_ns(per_mille) for per_mille in QUANTILES.values()]
 
 
@@ -142,13 +148,13 @@ def _format_ns(ns: int | None) -> str:
     """Format a duration in µs or ms. None, a quantile without measurements, becomes an empty table cell."""
     if ns is None:
         return ""
-    return f"{ns / NS_PER_US:.0f} µs" if ns < MIN_MS_DISPLAY_NS else f"{ns / NS_PER_MS:.2f} ms"
+    return f"{ns / NS_PER_US:.0f} µs" if ns < MIN_NS_SHOWN_IN_MS else f"{ns / NS_PER_MS:.2f} ms"
 
 
 # -- `genie bench` --------
 
 MAX_IN_FLIGHT = 1_000_000
-
+"""Maximum number of requests in flight on all connections."""
 
 _option = functools.partial(click.option, show_default=True)
 _DEFAULTS = WorkloadParameters()
@@ -243,7 +249,7 @@ def bench(
     is interrupted while it warms up has no result.
     """  # noqa: D301 - click needs the backspace character before a paragraph that must not be rewrapped
     if profile is not None:
-        _check_alone(workloads)
+        _reject_load_options(workloads)
         _run_profile(profile, server, as_json=as_json)
         return
     if options["connections"] * options["depth"] > MAX_IN_FLIGHT:
@@ -254,17 +260,19 @@ def bench(
         address=address, namespace=server.namespace, timeout_s=server.timeout_s, parameters=parameters, **options
     )
     unique_workloads = list(dict.fromkeys(workloads))
-    session = _Session(bench_options, build_of_server, workloads=unique_workloads or list(WORKLOADS), as_json=as_json)
-    run_on_uvloop(session.run())
-    session.finish()
+    benchmark = _Benchmark(
+        bench_options, build_of_server, workloads=unique_workloads or list(WORKLOADS), as_json=as_json
+    )
+    run_on_uvloop(benchmark.run())
+    benchmark.finish()
 
 
 async def _query_leader(client: Querier) -> tuple[Address, str]:
-    """Return the address and the build of the leader. The benchmark opens all its connections to this address."""
+    """Return the address of the leader, and its version and build."""
     await client.ping()  # follows redirects, so the client is now connected to the leader
     if client.address is None:
         raise Unavailable("the connection to the server was lost")
-    return client.address, client.server  # `server` is the version and the build, from the message `welcome`
+    return client.address, client.server
 
 
 def _print(*lines: str) -> None:
@@ -274,7 +282,7 @@ def _print(*lines: str) -> None:
     except BrokenPipeError:
         raise  # click exits without a message
     except OSError as error:
-        # The interpreter flushes the buffer of stdout again at exit. Redirect stdout, so that this flush does not fail.
+        # At its exit, the interpreter flushes the buffer of stdout again. Redirect stdout, so that this flush succeeds.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.ClickException(f"cannot write the result: {error.strerror}") from None
@@ -285,22 +293,26 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 @dataclass(slots=True)
-class _Session:
-    """One execution of `genie bench`: the options, the server's build, the workloads to run, and the results so far."""
+class _Benchmark:
+    """Runs workloads one after the other, and prints their results."""
 
     options: BenchOptions
     server: str
+    """Version and build of the server."""
     workloads: list[str]
+    """The names of the workloads to run."""
     as_json: bool
     results: list[Result] = field(default_factory=list)
     interrupted: bool = False
+    """True after Ctrl-C."""
     failure: GenieError | None = None
+    """Why a workload could not be measured to its end, after which no other workload runs."""
 
     async def run(self) -> None:
-        """Run the workloads in order, and stop after an interrupt or a failure. `finish` reports the failure."""
+        """Run the workloads in order, and stop after an interrupt or a failure, which `finish` reports."""
         on_terminal = sys.stderr.isatty()
         runner = LoadRunner(self.options, on_progress=_show_progress if on_terminal else lambda *_: None)
-        # A shell script starts background jobs with SIGINT ignored. Keep ignoring SIGINT then.
+        # In a background job of a shell script, SIGINT is ignored. Then the benchmark ignores it, too.
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
@@ -320,11 +332,8 @@ class _Session:
                 return
 
     def _add_result(self, result: Result) -> None:
-        """Record and print the result of a workload; set `failure` if the workload lost all its connections.
-
-        A workload that ended during its warm-up has measured nothing and is not recorded.
-        """
-        if result.measured_s:
+        """Record and print the result of a workload. Set `failure` if the workload has lost all its connections."""
+        if result.measured_s:  # 0 if the workload ended during its warm-up
             self.results.append(result)
             if not self.as_json:
                 _print(*result_lines(result, self.options))
@@ -334,9 +343,13 @@ class _Session:
             )
 
     def finish(self) -> None:
-        """Print the JSON document if requested.
+        """Print the JSON document if it is requested, and raise an error if the benchmark was not successful.
 
-        Raises the recorded failure, SystemExit after an interrupt, or an error if a result has no cycles or has errors.
+        Raises:
+            GenieError: the failure that ended the benchmark, or Unavailable if a workload has completed no cycle.
+            SystemExit: after Ctrl-C.
+            ClickException: if errors were counted.
+
         """
         if self.as_json:
             _print_json(json_document(self.options, self.server, self.results, interrupted=self.interrupted))
@@ -359,25 +372,29 @@ class _Session:
 # -- `genie bench --profile` --------
 
 PHASE_HEADERS = ("PHASE", "RATE/S", "P50", "P99", "TIMEOUTS", "DEADLOCKS", "UNFINISHED", "DROPPED", "ERRORS")
-LOAD_PARAMETERS = frozenset({"connections", "depth", "measure_s", "warm_up_s", "keys", "shared_percent", "resources"})
-"""Options of the workloads. A profile states its load itself."""
+LOAD_OPTIONS = frozenset({"connections", "depth", "measure_s", "warm_up_s", "keys", "shared_percent", "resources"})
+"""The options that define the load of the workloads. A profile defines its load itself."""
 
 
-def _check_alone(workloads: tuple[str, ...]) -> None:
-    """Raise a usage error if workloads, or options of the workloads, were given together with `--profile`."""
+def _reject_load_options(workloads: tuple[str, ...]) -> None:
+    """Raise a usage error if workloads, or options that define their load, were given together with `--profile`."""
     context = click.get_current_context()
     given = [f"the workload {workloads[0]}"] if workloads else []
     given += [
         param.opts[0]
         for param in context.command.params
-        if param.name in LOAD_PARAMETERS and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+        if param.name in LOAD_OPTIONS and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
     ]
     if given:
         raise click.UsageError(f"--profile cannot be combined with {', '.join(given)}: the profile states the load.")
 
 
 def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
-    """Run a profile and print a row for each phase, or a JSON document. Errors other than timeouts and deadlocks fail."""
+    """Run a load profile, and print a row for each phase, or a JSON document.
+
+    `profile` is a file or the name of a built-in profile. Raises ClickException if a request has ended with an error other
+    than a timeout or a deadlock.
+    """
     try:
         phases = load(profile)
     except ValueError as error:
@@ -396,7 +413,7 @@ def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
 
     async def run_phases() -> None:
         for phase in phases:
-            results.append(await run_phase(phase, connect))  # noqa: PERF401 - an interrupt keeps the results so far
+            results.append(await run_phase(phase, connect))  # noqa: PERF401 - after an interrupt, the results so far are shown
 
     try:
         run_on_uvloop(run_phases())
@@ -416,7 +433,7 @@ def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
 
 
 def _phase_row(result: PhaseResult) -> list[str]:
-    """Return the row of a phase in the table."""
+    """Return the table cells of a phase, in the order of `PHASE_HEADERS`."""
     latencies = [_format_ns(result.to_locked.quantile_ns(QUANTILES[name])) for name in ("p50", "p99")]
     counts = (result.timeouts, result.deadlocks, result.unfinished, result.dropped, result.errors.total())
     return [result.phase.name, f"{result.per_s:,.0f}", *latencies, *(f"{count:,}" for count in counts)]

@@ -47,20 +47,22 @@ def _report_lines(listed: Deadlocks, now_ms: float, columns: int | None) -> Iter
 def _deadlock_lines(deadlock: DeadlockRow, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that describe a deadlock: its time, its victim, and the steps of the cycle.
 
-    The cycle starts and ends at the victim. The server may list only the first steps of a long cycle.
+    The cycle starts and ends at the victim. The server lists only the first steps of a long cycle.
     """
     at = datetime.fromtimestamp(deadlock.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
     yield f"{at}, {duration(now_ms - deadlock.at)} ago"
     victim = request_name(deadlock.id, deadlock.transaction_name)
     yield from fold(INDENT, f"{victim} was ended: it would have created a cycle", columns)
-    owners = dict(enumerate(deadlock.cycle))
-    total = max(deadlock.steps_total, len(deadlock.waits))
-    for number, step in enumerate(deadlock.waits, 1):
-        waiter = request_name(step.waiter, owners.get(number - 1))
-        # The holder of a step is the waiter of the next step; the holder of the last step is the victim.
-        holder = request_name(step.holder, owners.get(number % total))
+    owner_by_step = dict(enumerate(deadlock.cycle))
+    steps_total = max(deadlock.steps_total, len(deadlock.waits))
+    for index, step in enumerate(deadlock.waits):
+        next_index = (
+            index + 1
+        ) % steps_total  # the holder of the last step is the waiter of the first step, the victim
+        waiter = request_name(step.waiter, owner_by_step.get(index))
+        holder = request_name(step.holder, owner_by_step.get(next_index))
         waited_for = step.resource if step.units is UNSET else f"{step.units}/{step.of}:{step.resource}"
         yield from fold(INDENT, f"{waiter} waits for {waited_for}", columns)
         yield from fold(INDENT * 2, f"which {holder} holds", columns)
-    if total > len(deadlock.waits):
-        yield f"{INDENT}and {total - len(deadlock.waits):,} more steps"
+    if steps_total > len(deadlock.waits):
+        yield f"{INDENT}and {steps_total - len(deadlock.waits):,} more steps"

@@ -1,10 +1,10 @@
-"""`genie explain`: why a request waits, and when it is granted at the latest."""
+"""`genie explain`: why a request waits, or which requests wait for a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import click
 
@@ -18,11 +18,18 @@ from genie.protocol.limits import MAX_ROWS
 from genie.protocol.resources import SHARED
 
 MAX_WAITERS_SHOWN = 10
-"""Maximum waiting requests shown for each held resource. The server lists the same number of blockers per request."""
+"""Maximum number of waiting requests that are shown for each held resource."""
 
-Replies = dict[str, Any]
-"""The replies about one request. `request` is the reply about the request itself. `blockers` contains the replies about
-its blockers, by id. `queues` contains the replies about the wait queues of the resources that it holds, by name."""
+
+class Replies(TypedDict):
+    """The replies to `inspect` about one request and its surroundings."""
+
+    request: Reply
+    """About the request itself."""
+    blockers: dict[str, Reply]
+    """About each of its blockers, by the id."""
+    queues: dict[str, Reply]
+    """About the wait queue of each resource that it holds, by the name of the resource."""
 
 
 @click.command()
@@ -50,7 +57,7 @@ async def _query_replies(client: Querier, id: int) -> Replies:
     """
     reply = await client.inspected(id=id)
     with checked_reply():
-        # Dicts instead of sets, because dicts keep the order of the reply.
+        # Unlike sets, dicts keep the order of the reply.
         blocker_ids = {blocker["id"]: None for row in reply["queue"] for blocker in row["blockers"]}
         names = {bare_name(resource): None for row in reply["holders"] for resource in row["resources"]}
     return {
@@ -71,7 +78,7 @@ def _report_lines(replies: Replies, now_ms: float, columns: int | None = None) -
 def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines that describe a waiting request: its blockers, and how each blocker stops blocking.
 
-    A last line says that the request times out first, if a blocker may hold its lock until after that timeout.
+    A last line says that the request times out first, if the blockers may hold their locks for longer.
     """
     waited_for = duration(now_ms - row["since"])
     yield from fold("", f"{_request_name(row)} has waited for {waited_for} and {_wait_timeout(row)}.", columns)
@@ -82,43 +89,61 @@ def _waiter_report(row: Row, blocker_replies: dict[str, Reply], now_ms: float, c
     yield f"Blocked by: {row['blockersTotal']:,}"
     yield from blocker_lines(row, now_ms, columns)
     yield "It is granted when"
-    required, pools = _group_blockers(row)
-    for id, state in required.items():
-        yield f"{INDENT}{id} {_unblock_condition(state, blocker_replies[str(id)])}"
-    for counted, blockers in pools.items():
-        yield from fold(INDENT, f"{counted} fits, after enough of these have ended:", columns)
-        for id, state in blockers.items():
-            yield f"{INDENT}{INDENT}{id} {_unblock_condition(state, blocker_replies[str(id)])}"
+    groups = _group_blockers(row)
+    for id, state in groups.required.items():
+        yield f"{INDENT}{id} {_unblock_condition(blocker_replies[str(id)], state)}"
+    for resource, unit_holders in groups.unit_holders.items():
+        yield from fold(INDENT, f"{resource} fits, after enough of these have ended:", columns)
+        for id, state in unit_holders.items():
+            yield f"{INDENT}{INDENT}{id} {_unblock_condition(blocker_replies[str(id)], state)}"
     unlisted = row["blockersTotal"] - len(row["blockers"])
     if unlisted > 0:
-        yield f"{INDENT}and {'enough of ' * bool(pools)}the {unlisted:,} more no longer block it"
-    timeouts = {id: holder["expiresIn"] for id, reply in blocker_replies.items() for holder in reply["holders"]}
-    # Units may be enough when the first holder times out; every other lock must end.
-    latest = [timeouts.get(str(id), 0) for id in required]
-    latest += [min(timeouts.get(str(id), inf) for id in blockers) for blockers in pools.values()]
-    if row.get("expiresIn", inf) < max((each for each in latest if each < inf), default=0):
+        quantity = "enough of the" if groups.unit_holders else "the"
+        yield f"{INDENT}and {quantity} {unlisted:,} more no longer block it"
+    if row.get("expiresIn", inf) < _latest_timeout_ms(groups, blocker_replies):
         yield "Unless a blocker releases earlier, it times out first."
 
 
-def _group_blockers(row: Row) -> tuple[dict[int, str], dict[str, dict[int, str]]]:
-    """Return the blockers that all must end, and for each resource of which the request asks for units, such as
-    `2/10:NAME`, the blockers of which enough must end. Each group contains the states of the blockers by id.
-    """
-    counted = {bare_name(resource): resource for resource in row["resources"] if resource[:1].isdigit()}
-    required: dict[int, str] = {}
-    pools: dict[str, dict[int, str]] = {}
+class _BlockerGroups(NamedTuple):
+    """The blockers of a waiting request. Each group maps ids of blockers to their states, `held` or `queued`."""
+
+    required: dict[int, str]
+    """The blockers that all must end."""
+    unit_holders: dict[str, dict[int, str]]
+    """For each resource of which the request asks for units, such as `2/10:NAME`, the blockers of which enough must end."""
+
+
+def _group_blockers(row: Row) -> _BlockerGroups:
+    """Return the blockers of a waiting request in groups."""
+    counted_resources = {bare_name(resource): resource for resource in row["resources"] if resource[:1].isdigit()}
+    groups = _BlockerGroups({}, {})
     for blocker in row["blockers"]:
-        is_pooled = blocker["mode"] == Mode.UNITS and blocker["resource"] in counted
-        group = pools.setdefault(counted[blocker["resource"]], {}) if is_pooled else required
+        group = groups.required
+        if blocker["mode"] == Mode.UNITS and blocker["resource"] in counted_resources:
+            group = groups.unit_holders.setdefault(counted_resources[blocker["resource"]], {})
         group[blocker["id"]] = blocker["state"]
-    return required, pools
+    return groups
 
 
-def _unblock_condition(former_state: str, reply: Reply) -> str:
-    """Describe how a blocker stops blocking.
+def _latest_timeout_ms(groups: _BlockerGroups, blocker_replies: dict[str, Reply]) -> float:
+    """Return the time in ms after which the timeouts of the held blockers have made room for the waiting request.
 
-    `reply` is the reply about the blocker. `former_state` is the state of the blocker (`held` or `queued`) in the earlier
-    reply about the waiting request. The blocker may have been granted, or have ended, since then.
+    All required blockers must end. For units, the first holder that times out may be enough.
+    """
+    timeouts_ms = {id: holder["expiresIn"] for id, reply in blocker_replies.items() for holder in reply["holders"]}
+    latest_ms = [timeouts_ms[str(id)] for id in groups.required if str(id) in timeouts_ms]
+    for unit_holders in groups.unit_holders.values():
+        of_resource = [timeouts_ms[str(id)] for id in unit_holders if str(id) in timeouts_ms]
+        if of_resource:
+            latest_ms.append(min(of_resource))
+    return max(latest_ms, default=0)
+
+
+def _unblock_condition(reply: Reply, former_state: str) -> str:
+    """Describe how a blocker stops blocking, from the reply about this blocker.
+
+    `former_state` is the state of the blocker, `held` or `queued`, in the earlier reply about the waiting request. The
+    blocker may have been granted, or have ended, since then.
     """
     for holder in reply["holders"]:
         verb = "releases" if former_state == "held" else "(granted since) releases"
@@ -135,9 +160,9 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, col
     yield from fold("", sentence, columns)
     yield from fold("", f"Holds: {join_names(row['resources'], total=row['resourcesTotal'])}", columns)
     waiters = list[str]()
-    seen = set[tuple[int, str]]()
+    shown_waits = set[tuple[int, str]]()
     for resource in row["resources"]:
-        waiters += _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms, columns, seen)
+        waiters += _waiter_lines(row, resource, queue_replies[bare_name(resource)], now_ms, columns, shown_waits)
     if waiters:
         yield "Waiting for it:"
         yield from waiters
@@ -149,24 +174,33 @@ def _holder_report(row: Row, queue_replies: dict[str, Reply], now_ms: float, col
 
 
 def _waiter_lines(
-    holder: Row, held: str, reply: Reply, now_ms: float, columns: int | None, seen: set[tuple[int, str]]
+    holder: Row, held: str, reply: Reply, now_ms: float, columns: int | None, shown_waits: set[tuple[int, str]]
 ) -> Iterator[str]:
-    """Yield a line for each request that waits until `holder` releases the resource `held`, at most `MAX_WAITERS_SHOWN`.
+    """Yield the lines of the requests that wait until `holder` releases the resource `held`, at most `MAX_WAITERS_SHOWN`.
 
-    Further lines count the waiters that are not shown, and the requests that the server has not listed. `reply` contains the
-    wait queue of the resource, in which some requests may wait for other holders only. `seen` are the waiters of other
-    resources, and what they wait for: a request for a subtree waits for several locks below it. The function adds the waiters
-    of this resource to `seen`.
+    Further lines count the waiters that are not shown, and the requests that the server has not listed.
+
+    Args:
+        holder: the row of the lock.
+        held: one of its resources, with the mode.
+        reply: the wait queue of this resource, in which some requests may wait for other holders only.
+        now_ms: the Unix time.
+        columns: the width of the terminal, or None.
+        shown_waits: the waiters that were shown for other resources of the lock, each as its id and the resource that it
+            requested. A request for a subtree waits for all resources below it, but is shown only once. This function adds
+            the waiters that it shows.
+
     """
-    name = bare_name(held)  # without the mode
+    name = bare_name(held)
     waiters = [row for row in reply["queue"] if _waits_for(row, holder, held)]
     for waiter in waiters[:MAX_WAITERS_SHOWN]:
-        suffix = f" ({duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)})"
-        requested = next((each for each in waiter["resources"] if _overlap(bare_name(each), name)), name)
-        if (waiter["id"], requested) in seen:
+        overlapping = [each for each in waiter["resources"] if _overlap(bare_name(each), name)]
+        requested = overlapping[0] if overlapping else name
+        if (waiter["id"], requested) in shown_waits:
             continue
-        seen.add((waiter["id"], requested))
-        yield from fold(INDENT, f"└ {_request_name(waiter)} for {requested}{suffix}", columns)
+        shown_waits.add((waiter["id"], requested))
+        details = f"{duration(now_ms - waiter['since'])}, {_wait_timeout(waiter)}"
+        yield from fold(INDENT, f"└ {_request_name(waiter)} for {requested} ({details})", columns)
     if len(waiters) > MAX_WAITERS_SHOWN:
         yield from fold(INDENT, f"└ and {len(waiters) - MAX_WAITERS_SHOWN:,} more for {held}", columns)
     unlisted = reply["queueTotal"] - len(reply["queue"])
@@ -182,23 +216,26 @@ def _waits_for(waiter: Row, holder: Row, resource: str) -> bool:
     only ten resources of a waiter. If the resource is not listed, the mode of the waiter is unknown. Then the waiter
     waits for the holder if the holder is listed as a blocker.
     """
-    owner = waiter.get("transactionName")
-    if owner is not None and owner == holder.get("transactionName"):
+    transaction = waiter.get("transactionName")
+    if transaction is not None and transaction == holder.get("transactionName"):
         return False
-    name = bare_name(resource)
     if not resource.startswith(SHARED):
         return True
+    name = bare_name(resource)
     if any(not text.startswith(SHARED) and _overlap(bare_name(text), name) for text in waiter["resources"]):
         return True
     return any((blocker["id"], blocker["resource"]) == (holder["id"], name) for blocker in waiter["blockers"])
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether two resources are the same, or one is a subtree that contains the other."""
-    return one == other or any(is_subtree(a) and contains(a, b) for a, b in ((one, other), (other, one)))
+    """Return whether two names are the same, or one is a subtree that contains the other."""
+    if one == other:
+        return True
+    return (is_subtree(one) and contains(one, other)) or (is_subtree(other) and contains(other, one))
 
 
 def _wait_timeout(row: Row) -> str:
+    """Return when a waiting request times out, as a part of a sentence."""
     return f"times out in {remaining(row)}" if "expiresIn" in row else "has no timeout"
 
 
