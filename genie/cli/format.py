@@ -13,15 +13,16 @@ from genie.lock_modes import Mode
 from genie.text import printable
 
 GAP = "  "
+"""Separates the columns of a table."""
 
-SECOND = 1_000
-MINUTE = 60 * SECOND
-HOUR = 60 * MINUTE
-DAY = 24 * HOUR
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
 
 
 def remaining(row: Mapping[str, Any]) -> str:
-    """Return the time until a request times out; `never` if it waits without a limit. `row` is a row of `inspect`."""
+    """Return the time until the request in a row of `inspect` times out, or `never` if it waits without a limit."""
     return duration(row["expiresIn"]) if "expiresIn" in row else "never"
 
 
@@ -31,43 +32,47 @@ def duration(ms: float) -> str:
     Up to 999 days the text has at most 11 characters. Negative durations are formatted as 0.
     """
     ms = max(0.0, ms)
-    # The limits leave out durations that would be rounded up to the next unit, e.g. to `1000 ms` or `60.0 s`.
-    if ms < SECOND - 0.5:
+    # The first two limits are lower by half of the last digit, because the number is rounded: no `1000 ms`, no `60.0 s`.
+    if ms < SECOND_MS - 0.5:
         return f"{ms:.0f} ms"
-    if ms < MINUTE - SECOND / 20:
-        return f"{ms / SECOND:.1f} s"
-    seconds = round(ms / SECOND)
-    if seconds < HOUR // SECOND:
+    if ms < MINUTE_MS - SECOND_MS / 20:
+        return f"{ms / SECOND_MS:.1f} s"
+    seconds = round(ms / SECOND_MS)
+    if seconds < HOUR_MS // SECOND_MS:
         return f"{seconds // 60} min {seconds % 60} s"
-    minutes = round(ms / MINUTE)
-    if minutes < DAY // MINUTE:
+    minutes = round(ms / MINUTE_MS)
+    if minutes < DAY_MS // MINUTE_MS:
         return f"{minutes // 60} h {minutes % 60} min"
-    hours = round(ms / HOUR)
+    hours = round(ms / HOUR_MS)
     return f"{hours // 24} d {hours % 24} h"
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares numbers in names by value: `acct/2` comes before `acct/12`.
+    """Return a sort key that compares numbers in names by value: `acct/2` is before `acct/12`.
 
-    At the same position, a number comes before any other text.
+    At the same position, a number is before any other text.
     """
-    return [
-        (0, int(part), part) if part.isascii() and part.isdecimal() else (1, 0, part)
-        for part in re.split("([0-9]+)", text)
-        if part
-    ]
+    key = []
+    for part in re.split("([0-9]+)", text):
+        if part.isascii() and part.isdecimal():
+            key.append((0, int(part), part))
+        elif part:
+            key.append((1, 0, part))
+    return key
 
 
 def width(text: str) -> int:
-    """Return the number of terminal columns that a text occupies: two for a wide character, none for a combining one."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if _combines(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    """Return the number of terminal columns that a text occupies."""
+    return len(text) if text.isascii() else sum(map(_char_width, text))
 
 
-def _combines(char: str) -> bool:
-    """Return whether a terminal draws a character over the one before: a mark, or a vowel or final of a Hangul syllable."""
-    return unicodedata.category(char) in ("Mn", "Me") or "\u1160" <= char <= "\u11ff"
+def _char_width(char: str) -> int:
+    """Return the number of terminal columns that a character occupies: two for a wide one, none for a combining one."""
+    is_mark = unicodedata.category(char) in ("Mn", "Me")
+    is_hangul_vowel_or_final = "\u1160" <= char <= "\u11ff"  # drawn together with the consonant before it
+    if is_mark or is_hangul_vowel_or_final:
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 def clip(text: str, columns: int) -> str:
@@ -75,8 +80,9 @@ def clip(text: str, columns: int) -> str:
     text = printable(text)
     if width(text) <= columns:
         return text
-    end, left = 0, columns - 1
-    while (left := left - width(text[end])) >= 0:
+    end = 0
+    columns_left = columns - 1  # without the ellipsis
+    while (columns_left := columns_left - width(text[end])) >= 0:
         end += 1
     return text[:end] + "…"
 
@@ -89,16 +95,16 @@ def shorten(text: str, columns: int) -> str:
     text = printable(text)
     if width(text) <= columns:
         return text
-    end, begin = len(text) // 2, len(text) // 2  # the widths of the parts before and after the ellipsis
-    before, after = width(text[:end]), width(text[begin:])
-    while before + 1 + after > columns and (end or begin < len(text)):
-        if before > after:
-            end -= 1
-            before -= width(text[end])
+    head_end = tail_begin = len(text) // 2
+    head_width, tail_width = width(text[:head_end]), width(text[tail_begin:])
+    while head_width + 1 + tail_width > columns and (head_end or tail_begin < len(text)):
+        if head_width > tail_width:
+            head_end -= 1
+            head_width -= width(text[head_end])
         else:
-            after -= width(text[begin])
-            begin += 1
-    return f"{text[:end]}…{text[begin:]}"
+            tail_width -= width(text[tail_begin])
+            tail_begin += 1
+    return f"{text[:head_end]}…{text[tail_begin:]}"
 
 
 def wrap_text(text: str, columns: int) -> list[str]:
@@ -114,7 +120,7 @@ def wrap_text(text: str, columns: int) -> list[str]:
 
 
 def wrap_words(text: str, columns: int) -> list[str]:
-    """Escape a text, and break it into lines of at most `columns` terminal columns: at spaces, or within longer words."""
+    """Escape a text, and break it into lines of at most `columns` terminal columns: at spaces, and within longer words."""
     lines: list[str] = []
     for word in printable(text).split(" "):
         if lines and width(lines[-1]) + 1 + width(word) <= columns:
@@ -125,9 +131,9 @@ def wrap_words(text: str, columns: int) -> list[str]:
 
 
 def fold(indent: str, text: str, columns: int | None) -> list[str]:
-    """Break an indented text into lines of at most `columns` terminal columns; the further lines are indented more.
+    """Escape and indent a text, and break it into lines of at most `columns` terminal columns.
 
-    None: no limit, the text is one line.
+    All lines but the first are indented further. If `columns` is None, the text is one line.
     """
     if columns is None:
         return [indent + printable(text)]
@@ -144,28 +150,32 @@ def request_name(id: int, transaction: str | None) -> str:
 
 
 def lock_text(mode: str, resource: str, units: Any = None, of: Any = None) -> str:
-    """Return a lock of a reply as clients write it: `exclusive:NAME`, or `2/10:NAME` for 2 of at most 10 units."""
+    """Return a lock in a reply as clients write it: `exclusive:NAME`, or `2/10:NAME` for 2 of at most 10 units."""
     return f"{units}/{of}:{resource}" if mode == Mode.UNITS else f"{mode}:{resource}"
 
 
 def blocker_lock(blocker: Mapping[str, Any]) -> str:
-    """Return the lock that a blocker of a reply holds or waits for, as clients write it."""
+    """Return the lock that a blocker in a reply holds or waits for, as clients write it."""
     return lock_text(blocker["mode"], blocker["resource"], blocker.get("units"), blocker.get("of"))
 
 
 def dot_string(*lines: str) -> str:
-    r"""Return a quoted string of Graphviz with these lines. Backslashes, as in `\N`, and HTML entities are escaped."""
-    text = r"\n".join(printable(line).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;") for line in lines)
+    r"""Return lines of text as a quoted string of Graphviz. Backslashes, as in `\N`, and HTML entities are escaped."""
+    escaped = [printable(line).replace("\\", r"\\").replace('"', r"\"").replace("&", "&amp;") for line in lines]
+    text = r"\n".join(escaped)
     return f'"{text}"'
 
 
 def join_names(names: Sequence[str], total: int) -> str:
-    """Join names with spaces, and append the number of omitted names: `a b +3`.
+    """Escape names, join them with spaces, and append the number of omitted names: `a b +3`.
 
     `total` is the number of all names, of which `names` may contain only the first ones.
     """
+    parts = list(map(printable, names))
     omitted = total - len(names)
-    return " ".join([*map(printable, names), *([f"+{omitted}"] if omitted else [])])
+    if omitted:
+        parts.append(f"+{omitted}")
+    return " ".join(parts)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[int] = ()) -> list[str]:
@@ -176,16 +186,15 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: 
 
 def _align(cells: Sequence[str], widths: Sequence[int], right_aligned: Sequence[int]) -> str:
     """Return a line of a table, with the cells padded to the widths of their columns."""
-    padding = [" " * (column_width - width(cell)) for cell, column_width in zip(cells, widths, strict=True)]
-    padded = [
-        space + cell if index in right_aligned else cell + space
-        for index, (cell, space) in enumerate(zip(cells, padding, strict=True))
-    ]
+    padded = []
+    for index, (cell, column_width) in enumerate(zip(cells, widths, strict=True)):
+        padding = " " * (column_width - width(cell))
+        padded.append(padding + cell if index in right_aligned else cell + padding)
     return GAP.join(padded).rstrip()
 
 
-MIN_WRAPPED_COLUMNS = 12
-"""A column of `wrap_table` is not made narrower than this."""
+MIN_WRAPPED_WIDTH = 12
+"""Minimum width of a column in which `wrap_table` wraps texts, in terminal columns."""
 
 
 def wrap_table(
@@ -195,29 +204,33 @@ def wrap_table(
     wrapped: Sequence[int],
     right_aligned: Sequence[int] = (),
 ) -> list[list[str]]:
-    """Return the lines of the header and of each row. No text is truncated.
+    """Return the aligned, escaped lines of the header, and those of each row. No text is truncated.
 
     If the table is wider than `columns` terminal columns, the columns with an index in `wrapped` are made narrower, and
-    their texts are wrapped within them. `columns` is None for a pipe or a file: each row is one line.
+    their texts are wrapped within them. If `columns` is None, as for a pipe or a file, each row is one line.
     """
     cells = [[printable(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     if columns is not None:
-        _narrow(widths, _table_width(widths, range(len(widths))) - columns, headers, wrapped)
+        excess = _table_width(widths, range(len(widths))) - columns
+        _narrow(widths, excess, headers, wrapped)
     blocks = []
     for row in cells:
-        texts = [
+        cell_lines = [
             wrap_words(cell, column_width) if index in wrapped else [cell]
             for index, (cell, column_width) in enumerate(zip(row, widths, strict=True))
         ]
-        blocks.append([_align(parts, widths, right_aligned) for parts in zip_longest(*texts, fillvalue="")])
+        blocks.append([_align(line, widths, right_aligned) for line in zip_longest(*cell_lines, fillvalue="")])
     return blocks
 
 
 def _narrow(widths: list[int], excess: int, headers: Sequence[str], wrapped: Sequence[int]) -> None:
-    """Reduce the widths of the columns `wrapped` by a total of `excess`, the widest first, but none below its minimum."""
+    """Reduce the widths of the columns `wrapped` by a total of `excess`, the widest first, but none below its minimum.
+
+    Changes `widths`.
+    """
     while excess > 0:
-        shrinkable = [i for i in wrapped if widths[i] > max(MIN_WRAPPED_COLUMNS, width(headers[i]))]
+        shrinkable = [i for i in wrapped if widths[i] > max(MIN_WRAPPED_WIDTH, width(headers[i]))]
         if not shrinkable:
             return
         widths[max(shrinkable, key=lambda i: widths[i])] -= 1
@@ -235,10 +248,14 @@ class Column:
     rank: int
     """If the table is too wide, the column with the highest rank is dropped first. Rank 0 is never dropped."""
     min_width: int = 0
-    """Minimum width to which the column may shrink, at least the width of the header. 0: the column does not shrink."""
+    """Width to which the column may shrink, but never below the width of its header. With 0 it does not shrink."""
     right_aligned: bool = False
     preferred_width: int = 0
     """Other columns are dropped before this column shrinks below its preferred width."""
+
+    def narrowest(self, full_width: int) -> int:
+        """Return the width to which the column can shrink. `full_width` is the width of its widest text."""
+        return min(full_width, max(self.min_width, width(self.header))) if self.min_width else full_width
 
 
 def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_width: int) -> list[str]:
@@ -248,13 +265,9 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
     widths fit. The columns that are left get the remaining width.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    full_widths = [
-        max(width(text) for text in (column.header, *(row[i] for row in cells))) for i, column in enumerate(columns)
-    ]
-    min_widths = [
-        min(full, max(column.min_width, width(column.header))) if column.min_width else full
-        for column, full in zip(columns, full_widths, strict=True)
-    ]
+    headers = [column.header for column in columns]
+    full_widths = [max(map(width, texts)) for texts in zip(headers, *cells, strict=True)]
+    min_widths = [column.narrowest(full) for column, full in zip(columns, full_widths, strict=True)]
     preferred_widths = [
         max(minimum, min(full, column.preferred_width))
         for column, minimum, full in zip(columns, min_widths, full_widths, strict=True)
@@ -277,7 +290,7 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
 def _grow(
     columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], targets: Sequence[int], max_width: int
 ) -> list[int]:
-    """Return wider columns: up to their target widths, until the table is `max_width` wide.
+    """Return widths that are increased up to their targets, as far as the table is at most `max_width` wide.
 
     `shown` contains the indexes of the columns in the table. Columns of lower rank grow first, columns of equal rank
     evenly.
@@ -300,7 +313,7 @@ def _table_width(widths: Sequence[int], shown: Sequence[int]) -> int:
 
 
 def wrap_items(items: Sequence[str], max_width: int) -> list[str]:
-    """Join items into lines of at most `max_width` terminal columns. An item is not broken; if too long, it is truncated."""
+    """Escape items, and join them into lines of at most `max_width` terminal columns. A longer item is truncated."""
     lines: list[str] = []
     for item in map(printable, items):
         if lines and width(lines[-1]) + len(GAP) + width(item) <= max_width:

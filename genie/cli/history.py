@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from msgspec import to_builtins
 
-from genie.cli.format import duration, join_names, wrap_table
+from genie.cli.format import DAY_MS, duration, join_names, wrap_table
 from genie.cli.options import WholeNumber, bare_name, namespace_option, variable_option
 from genie.cli.query import Output, output_options
 from genie.config import NAMESPACE
@@ -29,22 +29,25 @@ HEADERS = ("ASKED", "ID", "OWNER", "MODE", "WAITED", "FOR", "HELD", "END", "FENC
 RESOURCES = "RESOURCES"
 """The header that replaces MODE if requests for several resources are shown."""
 MAX_RESOURCES = 10
-"""Resources of a request that are shown, as many as `genie inspect` lists; `--json` has all."""
-WRAPPED = (2, 3, 5)
-"""Indexes of the columns with names, which are wrapped on a narrow terminal."""
+"""Maximum number of resources that are shown for a request, as many as `genie inspect` lists. `--json` has all."""
+NAME_INDEXES = (2, 3, 5)
+"""Indexes of the columns that are wrapped on a narrow terminal."""
+NUMBER_INDEXES = (4, 6, 8)
+"""Indexes of the right-aligned columns."""
 LIMIT_HELP = "Maximum number of requests, the latest."
-DAY_MS = 86_400_000
 UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+"""The units of a duration in seconds, by their letters."""
 
 
 class ClockTime(float):
-    """A time of day without a date: the last one, as Unix ms."""
+    """The last time at which a clock showed a time of day, in Unix ms, for an option without a date such as `14:03`."""
 
 
 def read_window(since: float | None, until: float | None) -> tuple[float | None, float | None]:
-    """Return the window of two options. `14:10` as its end is the first 14:10 after its begin.
+    """Return the window of the options `--since` and `--until`, in Unix ms.
 
-    Raises click.UsageError if the window ends before it begins.
+    A time of day as its end, such as `14:10`, is the first 14:10 after its begin. Raises click.UsageError if the window
+    ends before it begins.
     """
     if since is None or until is None:
         return since, until
@@ -66,19 +69,26 @@ class TimeType(click.ParamType[float | None]):
             return None if value is None else float(value)
         text = value.strip()
         if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-            return (time.time() - float(match[1]) * UNITS_S[match[2]]) * 1000
+            seconds_ago = float(match[1]) * UNITS_S[match[2]]
+            return (time.time() - seconds_ago) * 1000
         try:
             if re.fullmatch(r"\d\d:\d\d(:\d\d(\.\d+)?)?", text):
-                now = datetime.now().astimezone()
-                moment = datetime.combine(now.date(), datetime.fromisoformat(f"2000-01-01T{text}").time()).astimezone()
-                if moment > now:  # `23:50`, asked shortly after midnight, was yesterday
-                    moment -= timedelta(days=1)
-                return ClockTime(moment.timestamp() * 1000)
+                return _last_clock_time(text)
             return datetime.fromisoformat(text).astimezone().timestamp() * 1000
         except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is not a time: use 14:03, 2026-11-24T14:03:05, or 10m for ten minutes ago", param, ctx
             )
+
+
+def _last_clock_time(text: str) -> ClockTime:
+    """Return the last time at which the local clock showed a time of day. Raises ValueError if the text is not one."""
+    now = datetime.now().astimezone()
+    time_of_day = datetime.fromisoformat(f"2000-01-01T{text}").time()
+    moment = datetime.combine(now.date(), time_of_day).astimezone()
+    if moment > now:  # shortly after midnight, `23:50` was yesterday
+        moment -= timedelta(days=1)
+    return ClockTime(moment.timestamp() * 1000)
 
 
 T = TypeVar("T")
@@ -87,7 +97,7 @@ HOW_TO_RECORD = "a server records a history if it is started with `genie serve -
 
 
 def history_dir_option(command: Callable[P, T]) -> Callable[P, T]:
-    """Add `--history-dir`, a folder that exists."""
+    """Add `--history-dir`, which must be an existing folder."""
     return variable_option(
         "--history-dir",
         "The folder in which servers record the history.",
@@ -151,17 +161,17 @@ def history(
 
 
 def _report(resource: str | None, result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
-    """Yield the lines of the text output. `resource`: that of the query."""
+    """Yield the lines of the text output. `resource` is the name that the user asked for, if any."""
     if result.begins_at is None:
         yield "There is no history in this directory for this namespace."
         return
     if not result.requests:
         yield f"No request matches. The history begins at {format_time(result.begins_at)}."
         return
-    several = any(entry.mode is None for entry in result.requests)
-    headers = [RESOURCES if several and header == "MODE" else header for header in HEADERS]
+    have_several_resources = any(entry.mode is None for entry in result.requests)
+    headers = [RESOURCES if have_several_resources and header == "MODE" else header for header in HEADERS]
     rows = [_cells(resource, entry, now_ms) for entry in result.requests]
-    for lines in wrap_table(headers, rows, columns, WRAPPED, right_aligned=(4, 6, 8)):
+    for lines in wrap_table(headers, rows, columns, NAME_INDEXES, NUMBER_INDEXES):
         yield from lines
     if result.more:
         yield f"Only the latest {len(result.requests):,} requests are shown (--limit)."
@@ -171,24 +181,18 @@ def _report(resource: str | None, result: Result, now_ms: float, columns: int | 
 
 def _cells(resource: str | None, entry: Entry, now_ms: float) -> list[str]:
     """Return the table cells of a request, in the order of `HEADERS`."""
-    end = now_ms if entry.last_at is None else entry.last_at
+    ended_at = now_ms if entry.last_at is None else entry.last_at
+    at_least = "≥ " if entry.record_ends_at is not None else ""
     asked = f"before {format_time(entry.begins_at)}" if entry.asked_at is None else format_time(entry.asked_at)
     waited = held = waited_for = ""
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
-        waited = duration((entry.granted_at or end) - entry.asked_at)
-        if entry.record_ends_at is not None and entry.granted_at is None:
-            waited = f"≥ {waited}"
-        waited_for = " ".join(waiter.transaction or str(waiter.id) for waiter in entry.waited_for)
+        if entry.granted_at is None:
+            waited = at_least + duration(ended_at - entry.asked_at)
+        else:
+            waited = duration(entry.granted_at - entry.asked_at)
+        waited_for = " ".join(blocker.transaction or str(blocker.id) for blocker in entry.waited_for)
     if entry.granted_at is not None:
-        held = ("≥ " if entry.record_ends_at is not None else "") + duration(end - entry.granted_at)
-    if entry.reason is not None:
-        ending = str(entry.reason)
-    elif entry.record_ends_at is not None:
-        ending = "not recorded"
-    else:
-        ending = "waits now" if entry.granted_at is None else "held now"
-    locks = entry.locks
-    resources = join_names(locks[:MAX_RESOURCES], len(locks)) if locks else "anyOf"
+        held = at_least + duration(ended_at - entry.granted_at)
     owner = entry.transaction or entry.client or "-"
     if entry.note:
         owner += f" ({entry.note})"
@@ -196,29 +200,40 @@ def _cells(resource: str | None, entry: Entry, now_ms: float) -> list[str]:
         asked,
         str(entry.id),
         printable(owner),
-        resources if entry.mode is None else _lock_of(resource or "", entry) or entry.mode,
+        _requested_text(resource or "", entry),
         waited,
         printable(waited_for),
         held,
-        ending,
+        _ending_text(entry),
         str(entry.fence or ""),
     ]
 
 
-def _lock_of(resource: str, entry: Entry) -> str | None:
-    """Return the mode or the units in which a request asked for a resource; if it asked for a subtree above, its lock.
+def _ending_text(entry: Entry) -> str:
+    """Return why a request ended, or its present state."""
+    if entry.reason is not None:
+        return str(entry.reason)
+    if entry.record_ends_at is not None:
+        return "not recorded"
+    return "waits now" if entry.granted_at is None else "held now"
 
-    None: the names are redacted, or there are too many, so that only the mode is known.
+
+def _requested_text(resource: str, entry: Entry) -> str:
+    """Return the mode or the units in which a request asked for `resource`, or the lock of a subtree that contains it.
+
+    A request for several resources, of which none was queried, has all its resources instead.
     """
+    if entry.mode is None:
+        return join_names(entry.locks[:MAX_RESOURCES], len(entry.locks)) if entry.locks else "anyOf"
     for lock in entry.locks:
         name = bare_name(lock)
         if name == resource:
             return lock.removesuffix(f":{name}")
         if is_subtree(name) and contains(name, resource):
             return printable(lock)
-    return None
+    return entry.mode  # the names are redacted, or too many to be recorded
 
 
 def format_time(at_ms: float) -> str:
-    """Return a time with its date, local, with milliseconds."""
+    """Return a Unix time in ms as local date and time, with milliseconds."""
     return f"{datetime.fromtimestamp(at_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S.%f}"[:-3]
