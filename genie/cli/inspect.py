@@ -13,6 +13,7 @@ from genie.cli.query import Output, QueriedServer, Querier, Reply, Row, checked_
 from genie.protocol.limits import MAX_ROWS
 
 INDENT = "  "
+"""The indentation of one level."""
 NAME_INDEXES = (1, 2)
 """Indexes of the columns that are wrapped on a narrow terminal."""
 NUMBER_INDEXES = (3, 4, 5)
@@ -55,11 +56,11 @@ async def _query(client: Querier, limit: int | None, **filters: Any) -> Reply:
     """
     payload = await client.inspected(limit=limit, **filters)
     with checked_reply():
-        incomplete = len(payload["queue"]) < payload["queueTotal"] and len(payload["holders"]) > 0
-    if incomplete:
+        are_waiters_missing = len(payload["queue"]) < payload["queueTotal"] and len(payload["holders"]) > 0
+    if are_waiters_missing:
         waiters = await client.inspected(limit=limit, only="queue", **filters)
         with checked_reply():
-            payload |= {field: waiters[field] for field in ("queue", "queueTotal")}
+            payload["queue"], payload["queueTotal"] = waiters["queue"], waiters["queueTotal"]
     return payload
 
 
@@ -76,14 +77,17 @@ def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> 
 
 
 def request_lines(rows: list[Row], now_ms: float, columns: int | None, *, waiting: bool = False) -> Iterator[str]:
-    """Yield the lines of a table of held or waiting requests, the latter with their blockers; no lines without rows."""
+    """Yield the lines of a table of held requests or, with `waiting`, of waiting requests with their blockers.
+
+    Without rows, there are no lines.
+    """
     if not rows:
         return
     header, *blocks = _table(rows, now_ms, columns, waiting=waiting)
     yield from (INDENT + line for line in header)
     for row, lines in zip(rows, blocks, strict=True):
         if "note" in row:
-            lines.extend(fold(INDENT, f"note: {row['note']}", _inner(columns)))
+            lines.extend(fold(INDENT, f"note: {row['note']}", _indented_columns(columns)))
         if "traceparent" in row:
             lines.append(f"{INDENT}trace: {_trace_id(row['traceparent'])}")
         if waiting:
@@ -92,28 +96,28 @@ def request_lines(rows: list[Row], now_ms: float, columns: int | None, *, waitin
 
 
 def _trace_id(traceparent: str) -> str:
-    """Return the trace id of a trace context in the format of W3C Trace Context."""
+    """Return the trace id of a `traceparent` of W3C Trace Context: `00-TRACE_ID-SPAN_ID-FLAGS`."""
     return traceparent.split("-")[1]
 
 
 def _title(label: str, rows: list[Row], total: int) -> str:
+    """Return the title of a table: the number of requests, and how many of them are shown."""
     shown = "" if len(rows) == total else f", {len(rows):,} shown (see --limit)"
     return f"{label}: {total:,}{shown}"
 
 
-def _inner(columns: int | None) -> int | None:
-    """Return the width of the lines that are indented by `INDENT`."""
+def _indented_columns(columns: int | None) -> int | None:
+    """Return the terminal columns that are left for lines that are indented by `INDENT`."""
     return None if columns is None else columns - len(INDENT)
 
 
 def _table(rows: list[Row], now_ms: float, columns: int | None, *, waiting: bool) -> list[list[str]]:
-    """Return the lines of a table: those of the header, and those of each request.
+    """Return the lines of the table's header, and the lines of each request.
 
     Names are wrapped if the table is wider than `columns`. The priority column is omitted if all priorities are 0.
     """
-    has_priorities = any(row["priority"] for row in rows)
     times = ["WAITS FOR", "TIMES OUT IN"] if waiting else ["HELD FOR", "ENDS IN"]
-    headers = ["ID", "TRANSACTION", "RESOURCES", *times, *(["PRIORITY"] if has_priorities else [])]
+    headers = ["ID", "TRANSACTION", "RESOURCES", *times]
     cells = [
         [
             str(row["id"]),
@@ -121,24 +125,28 @@ def _table(rows: list[Row], now_ms: float, columns: int | None, *, waiting: bool
             join_names(row["resources"], total=row["resourcesTotal"]),
             duration(now_ms - row["since"]),
             remaining(row),
-            *([str(row["priority"])] if has_priorities else []),
         ]
         for row in rows
     ]
-    return wrap_table(headers, cells, _inner(columns), NAME_INDEXES, NUMBER_INDEXES)
+    if any(row["priority"] for row in rows):
+        headers.append("PRIORITY")
+        for row, row_cells in zip(rows, cells, strict=True):
+            row_cells.append(str(row["priority"]))
+    return wrap_table(headers, cells, _indented_columns(columns), NAME_INDEXES, NUMBER_INDEXES)
 
 
 def blocker_lines(row: Row, now_ms: float, columns: int | None) -> Iterator[str]:
     """Yield the lines of each listed blocker of a waiting request, and a line with the number of the unlisted blockers.
 
-    The lines are indented once, and the caller may indent them again: they leave room for that.
+    The lines are indented once. They leave room for the caller to indent them again.
     """
     for blocker in row["blockers"]:
         owner = f" of {blocker['transactionName']}" if "transactionName" in blocker else ""
         verb = "holds" if blocker["state"] == "held" else "is ahead in the queue for"
         note = f", {blocker['note']}" if "note" in blocker else ""
-        what = f"{blocker['id']}{owner} {verb} {blocker_lock(blocker)}"
-        yield from fold(INDENT, f"└ {what}{note} ({duration(now_ms - blocker['since'])})", _inner(columns))
+        since = duration(now_ms - blocker["since"])
+        text = f"└ {blocker['id']}{owner} {verb} {blocker_lock(blocker)}{note} ({since})"
+        yield from fold(INDENT, text, _indented_columns(columns))
         if "traceparent" in blocker:
             yield f"{INDENT}  trace: {_trace_id(blocker['traceparent'])}"
     omitted = row["blockersTotal"] - len(row["blockers"])

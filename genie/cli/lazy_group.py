@@ -15,15 +15,14 @@ from genie.cli.output import print_error
 from genie.text import printable
 
 MAX_SENTENCE = 1_000
-"""A length that no sentence exceeds, so that click truncates no sentence."""
+"""Limit in characters for click's shortened help, which no sentence reaches."""
 
 
 class ReportedError(click.ClickException):
-    """An error of a command, which prints as all messages of Genie do. Click would print `Error:` before it.
+    """An error of a command that is printed as `PROGRAM: MESSAGE`, like all messages of Genie, in place of click's `Error:`.
 
-    The message is escaped, because it may contain an argument or the text of a server. It begins with the name of the
-    program, after the usage of the command if the command was not called correctly. A group without a command prints only
-    its help.
+    The message is escaped, because it may contain an argument or the text of a server. If the command was not called
+    correctly, its usage is printed first. If a group was called without a command, only the help of the group is printed.
     """
 
     def __init__(self, error: click.ClickException, program: str) -> None:
@@ -43,7 +42,7 @@ class ReportedError(click.ClickException):
 
 
 class HelpfulGroup(click.Group):
-    """A group whose help shows the whole first sentence of each command. Click would truncate it."""
+    """A group whose help shows the whole first sentence of each command. Click would truncate the sentences."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, each with the whole first sentence of its help."""
@@ -57,11 +56,18 @@ class HelpfulGroup(click.Group):
 
 
 class LazyGroup(HelpfulGroup):
-    """A group of commands of which each is imported when it is used.
+    """A group that imports a command only when it is used.
 
-    Each of the commands `names` is a function in the module of the same name in `package`. `modules` maps further
-    commands to modules with other names. If a command needs a package that is not installed, it fails with a one-line
-    error, which names `requirement`, such as `genie-lock[server]`, with these packages; the other commands work.
+    If a command needs a package that is not installed, the command fails with an error in one line. The other commands work.
+
+    Args:
+        args: arguments of `click.Group`.
+        package: the package of the commands.
+        names: the names of commands that are functions in modules of the same name.
+        modules: the modules of further commands, by the names of the commands.
+        requirement: what installs all packages that the commands need, such as `genie-lock[server]`, for the error.
+        options: further arguments of `click.Group`.
+
     """
 
     def __init__(
@@ -103,17 +109,18 @@ class LazyGroup(HelpfulGroup):
         return sorted(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command and return the command; None if no command has this name.
+        """Import and return a command. Returns None if no command has this name.
 
-        Raises click.ClickException, a one-line error, if the command needs a module that is not installed.
+        Raises click.ClickException, which is printed in one line, if the command needs a package that is not installed.
         """
         if cmd_name not in self._modules:
             return None
         try:
             module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
         except ModuleNotFoundError as error:
-            if not str(error).startswith("No module named"):
-                raise click.ClickException(one_line(error)) from None  # names the extra itself
+            is_python_message = str(error).startswith("No module named")
+            if not is_python_message:  # a message of Genie, which says what to install
+                raise click.ClickException(one_line(error)) from None
             command_path = f"{ctx.command_path} {cmd_name}"
             raise click.ClickException(
                 f"{command_path} needs the package {error.name}: pip install '{self._requirement}'"

@@ -1,6 +1,6 @@
-"""`genie status --local`: ask the server of this machine or container, with the settings of its own environment.
+"""`genie status --local`: reads the status of the server of this machine or container, with the settings of its environment.
 
-The admin port answers `/readyz` without a token, so the command needs none of the clients' tokens and certificates.
+The admin port answers `/readyz` without a token. So the command needs no token and no certificate of a client.
 """
 
 from __future__ import annotations
@@ -20,32 +20,35 @@ from genie.config import Settings
 from genie.errors import Unavailable
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - compared, not bound
-"""The address at which a server that listens on all interfaces is asked."""
+"""By an address that stands for all interfaces: the address to which this command connects."""
 
 
 class LocalStatus(NamedTuple):
-    """The roles of a server in its namespaces."""
+    """The readiness of a server, and its role in each namespace."""
 
     is_ready: bool
     namespaces: dict[str, str]
-    """The description of the role by namespace."""
+    """The description of the server's role, by namespace."""
 
 
 def read_settings() -> Settings:
-    """Return the settings that a server with the environment of this command has."""
+    """Return the settings that `genie serve` has without options in the environment of this command."""
     with serve.make_context("genie serve", []) as ctx:
         return Configuration(ctx, ctx.params).load()
 
 
 def read_local_status(settings: Settings, timeout_s: float) -> LocalStatus:
-    """Read `/readyz` of the server with these settings. Raises Unavailable if the server does not answer."""
+    """Read `/readyz` of the server with these settings.
+
+    Raises ClickException if the server has no admin port, and Unavailable if it does not answer.
+    """
     if settings.admin.port is None:
         raise click.ClickException("the server has no admin port, which --local needs: set GENIE_ADMIN_PORT")
-    return run_async(_read(settings, settings.admin.port, timeout_s))
+    return run_async(_fetch_readiness(settings, settings.admin.port, timeout_s))
 
 
-async def _read(settings: Settings, port: int, timeout_s: float) -> LocalStatus:
-    """Read `/readyz` at the admin port. With TLS, only the certificate of the settings is accepted."""
+async def _fetch_readiness(settings: Settings, port: int, timeout_s: float) -> LocalStatus:
+    """Fetch `/readyz` from the admin port. With TLS, only the certificate of the settings is accepted."""
     host = LOOPBACK.get(settings.admin.host, settings.admin.host)
     address = format_address(parse_address(host, port))
     tls = None if settings.tls.cert is None else _trust_only(settings.tls.cert)
@@ -63,13 +66,16 @@ async def _read(settings: Settings, port: int, timeout_s: float) -> LocalStatus:
     except (aiohttp.ClientError, OSError) as error:
         raise Unavailable(f"{address} did not respond in HTTP: {error or type(error).__name__}") from None
     if status not in (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE):
-        raise Unavailable(f"the admin port {address} responded {status}")
-    namespaces = dict(line.partition(": ")[::2] for line in text.splitlines())
+        raise Unavailable(f"the admin port {address} responded {status} to /readyz, not 200 or 503")
+    namespaces = {}
+    for line in text.splitlines():
+        namespace, _, role = line.partition(": ")
+        namespaces[namespace] = role
     return LocalStatus(status == HTTPStatus.OK, namespaces)
 
 
 def _trust_only(certificate: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts the server's own certificate file, whatever name the certificate has."""
+    """Return a TLS context that trusts only this certificate file, without a check of the host name."""
     context = ssl.create_default_context(cafile=certificate)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.check_hostname = False

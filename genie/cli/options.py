@@ -32,17 +32,19 @@ from genie.text import printable
 
 MAX_PORT = 65535
 VARIABLE = re.compile(r"\bGENIE_[A-Z_]+\b")
+"""The name of an environment variable in a message."""
 FILE_SOURCES = "genie.file_sources"
-"""Key in the metadata of a click context, for a dict: by the name of a parameter, the key and the file that have set it."""
+"""Key of a dict in the metadata of a click context. The dict contains, by the name of each parameter that the configuration
+file has set, the source for error messages: `KEY in FILE`."""
 
 
 class SourcedOption(click.Option):
-    """An option whose error messages name the environment variable if the value came from the variable."""
+    """An option whose error messages name the environment variable if it has set the value."""
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the environment variable, or None if it is not set.
 
-        A service link of Kubernetes in the variable of a port is ignored, with a warning.
+        If the variable of a port is a service link of Kubernetes, a warning is printed, and None is returned.
         """
         value = self.read_variable(ctx)
         if value is not None and self.type.name == PortType.name and is_service_link(value):
@@ -51,7 +53,7 @@ class SourcedOption(click.Option):
         return value
 
     def read_variable(self, ctx: click.Context) -> str | None:
-        """Return the value of the environment variable; None if it is not set or empty."""
+        """Return the value of the environment variable, or None if it is not set or empty."""
         return super().resolve_envvar_value(ctx)
 
     def get_error_hint(self, ctx: click.Context | None) -> str:
@@ -63,12 +65,12 @@ class EmptiableOption(SourcedOption):
     """An option for which an empty environment variable is a value. Click treats an empty variable as an unset one."""
 
     def read_variable(self, ctx: click.Context) -> str | None:  # noqa: ARG002 - the signature of the base
-        """Return the value of the environment variable, which may be empty; None if it is not set."""
+        """Return the value of the environment variable, which may be empty, or None if it is not set."""
         return os.environ.get(str(self.envvar))
 
 
 class InvalidArgument(click.ClickException):
-    """An invalid value of an option or argument. It is printed as one line; the exit status is 2."""
+    """An invalid value of an option or argument. The message is printed in one line, and the exit status is 2."""
 
     exit_code = 2
 
@@ -98,11 +100,11 @@ class Number(click.FloatRange):
         return number
 
 
-def _describe_bounds(range_: click.IntRange | click.FloatRange) -> str:
+def _describe_bounds(number_type: click.IntRange | click.FloatRange) -> str:
     """Describe the bounds of a number for an error message, e.g. `from 1 to 255`."""
-    if range_.max is None:
-        return f"of at least {range_.min}"
-    return f"from {range_.min} to {range_.max}"
+    if number_type.max is None:
+        return f"of at least {number_type.min}"
+    return f"from {number_type.min} to {number_type.max}"
 
 
 class PortType(click.ParamType[int]):
@@ -125,7 +127,7 @@ class PortType(click.ParamType[int]):
 
 
 def source_of(parameter: str) -> str:
-    """Return the name of the option or environment variable that set a parameter of the running command.
+    """Return what set a parameter of the running command: the option, the environment variable, or the key of the file.
 
     If the parameter has its default value, return the name of the option. If no command is running, return `parameter`.
     """
@@ -145,20 +147,18 @@ def replace_variables_by_options(message: str) -> str:
     ctx = click.get_current_context(silent=True)
     if ctx is None:
         return message
-    option_by_variable = {
-        variable: _source(param, ctx)
-        for param in ctx.command.params
-        if param.name is not None
-        and ctx.get_parameter_source(param.name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-        for variable in _variables(param)
-    }
-    return VARIABLE.sub(lambda match: option_by_variable.get(match[0], match[0]), message)
+    replacements: dict[str, str] = {}
+    for param in ctx.command.params:
+        source = None if param.name is None else ctx.get_parameter_source(param.name)
+        if source in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP):
+            replacements |= dict.fromkeys(_variables(param), _source(param, ctx))
+    return VARIABLE.sub(lambda match: replacements.get(match[0], match[0]), message)
 
 
 def token_hint(error: BaseException) -> str:
-    """Return a suffix for the message of an error: where the rejected token came from.
+    """Return a suffix for an error message that says where the rejected token came from.
 
-    The suffix is empty if the error is not a rejected token.
+    The suffix is empty if the error has another cause.
     """
     if not isinstance(error, RequestRejected) or error.code != Code.UNAUTHORIZED:
         return ""
@@ -171,8 +171,12 @@ def token_hint(error: BaseException) -> str:
 
 
 def server_hint(error: BaseException) -> str:
-    """Return a suffix for the message of an error: how to start a server, if no program listens on the port."""
-    if not isinstance(error, Unavailable) or "Connect call failed" not in str(error):
+    """Return a suffix for an error message that says how to start a server or choose another one.
+
+    The suffix is empty unless the connection was refused, because no program listens on the port.
+    """
+    was_refused = isinstance(error, Unavailable) and "Connect call failed" in str(error)
+    if not was_refused:
         return ""
     ctx = click.get_current_context(silent=True)
     params = {} if ctx is None else ctx.params
@@ -186,12 +190,13 @@ def server_hint(error: BaseException) -> str:
 
 def _source(param: click.Parameter, ctx: click.Context) -> str:
     """Return the source of a parameter: the environment variable, the key of the configuration file, or else the option."""
-    if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.DEFAULT_MAP:
+    source = None if param.name is None else ctx.get_parameter_source(param.name)
+    if source is ParameterSource.DEFAULT_MAP:
         return str(ctx.meta[FILE_SOURCES][param.name])
-    if param.name is not None and ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT:
+    if source is ParameterSource.ENVIRONMENT:
         variables = _variables(param)
-        # Like click, prefer the first variable that is not empty.
-        return next((variable for variable in variables if os.environ.get(variable)), variables[0])
+        set_variables = [variable for variable in variables if os.environ.get(variable)]
+        return (set_variables or variables)[0]  # click, too, reads the first variable that is not empty
     return param.opts[0]
 
 
@@ -205,8 +210,9 @@ def _variables(param: click.Parameter) -> list[str]:
 # -- Options of several commands --------
 
 MAX_SECONDS = MAX_TIMEOUT_MS / 1000
+"""The longest timeout of the protocol."""
 RESPONSE_TIMEOUT_S = 10.0
-"""How long a command that holds locks while it runs waits for a server: longer than a failover takes."""
+"""Response timeout of a command that holds locks while it runs: longer than a failover takes."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, by the convention of shells."""
 
@@ -216,32 +222,37 @@ Command = Callable[P, T]
 
 
 def variable_option(name: str, help: str, **attributes: Any) -> Callable[[Command[P, T]], Command[P, T]]:
-    """Return a decorator that adds an option, which the variable of its name sets too: `--admin-host`, GENIE_ADMIN_HOST."""
+    """Return a decorator that adds an option and its environment variable, such as `--admin-host` and GENIE_ADMIN_HOST.
+
+    `attributes` are further arguments of `click.option`.
+    """
     variable = f"GENIE_{name.removeprefix('--').replace('-', '_').upper()}"
-    settings: dict[str, Any] = {"cls": SourcedOption, "envvar": variable, "show_envvar": True, **attributes}
-    return click.option(name, help=help, **settings)
+    defaults: dict[str, Any] = {"cls": SourcedOption, "envvar": variable, "show_envvar": True}
+    return click.option(name, help=help, **defaults | attributes)
 
 
 def server_options(command: Command[P, T]) -> Command[P, T]:
     """Add `--host`, `--port` and `--namespace`."""
-    host = variable_option(
+    host_option = variable_option(
         "--host",
         "Server to connect to; genies://HOST:PORT for TLS. Separate several with commas.",
         default=DEFAULT_HOST,
         show_default=True,
     )
-    port = variable_option("--port", "Port of the server.", type=PortType(), default=DEFAULT_PORT, show_default=True)
-    return host(port(namespace_option(command)))
+    port_option = variable_option(
+        "--port", "Port of the server.", type=PortType(), default=DEFAULT_PORT, show_default=True
+    )
+    return host_option(port_option(namespace_option(command)))
 
 
 def namespace_option(command: Command[P, T]) -> Command[P, T]:
     """Add `--namespace`. The default, None, selects the first namespace of the server."""
-    text = "Namespace of the locks. [default: the first of the server]"
-    return variable_option("--namespace", text, type=parse_namespace, metavar="NAME")(command)
+    help_text = "Namespace of the locks. [default: the first of the server]"
+    return variable_option("--namespace", help_text, type=parse_namespace, metavar="NAME")(command)
 
 
 def parse_namespace(text: str) -> str:
-    """Return a valid name of a namespace unchanged. Raises click.BadParameter if the name is invalid."""
+    """Return the name of a namespace unchanged. Raises click.BadParameter if the name is invalid."""
     error = diagnostics.namespace_error(text)
     if error is not None:
         raise click.BadParameter(f"it {error}, not {text!r}.")
@@ -249,11 +260,15 @@ def parse_namespace(text: str) -> str:
 
 
 def timeout_option(command: Command[P, T]) -> Command[P, T]:
-    """Add `--timeout`, the response timeout in seconds. If another program listens on the port, it may never respond."""
-    text = "Response timeout of the server."
-    return click.option("--timeout", type=seconds(0.001), metavar="SECONDS", default=5, show_default=True, help=text)(
-        command
-    )
+    """Add `--timeout`, the response timeout in seconds."""
+    return click.option(
+        "--timeout",
+        type=seconds(0.001),
+        metavar="SECONDS",
+        default=5,
+        show_default=True,
+        help="Response timeout of the server.",
+    )(command)
 
 
 def json_option(command: Command[P, T]) -> Command[P, T]:
@@ -277,7 +292,7 @@ def seconds(minimum: float) -> Callable[[str | float], float]:
 
 
 def bare_name(resource: str) -> str:
-    """Return the name of a resource without its mode, since users may copy `MODE:NAME` or `2/10:NAME` from a table."""
+    """Return the name of a resource without its mode: of `MODE:NAME`, `2/10:NAME` or `NAME`."""
     try:
         return parse_resource(resource)[1]
     except ValueError:
@@ -290,12 +305,12 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     The event loop handles the first Ctrl-C between two callbacks. The second Ctrl-C raises KeyboardInterrupt
     immediately, because the event loop may be blocked, for example by a terminal that does not read.
 
-    `asyncio.run` alone would cancel the task within a signal handler. The handler may interrupt a callback that is about
-    to set the result of a future, and asyncio would then log an InvalidStateError.
+    `asyncio.run` alone would cancel the task within the signal handler. That may interrupt a callback that is about to set
+    the result of a future, and asyncio would then log an InvalidStateError.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    # Only the main thread can set signal handlers, and a handler that is not Python's default must be kept.
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    can_set_handler = threading.current_thread() is threading.main_thread()
+    is_default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not (can_set_handler and is_default_handler):  # any other handler is kept
         return asyncio.run(coroutine)
     interrupted = False
 
@@ -325,7 +340,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def run_on_uvloop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a new event loop: that of uvloop if it is installed, else that of asyncio."""
+    """Run a coroutine in a new event loop: of uvloop if it is installed, else of asyncio."""
     try:
         import uvloop  # noqa: PLC0415 - not on every platform
     except ImportError:
@@ -335,20 +350,20 @@ def run_on_uvloop(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error in one line, with the source of a rejected token, or how to start a missing server."""
+    """Return the message of an error in one line, with a hint for a rejected token or a server that does not run."""
     text = printable(" ".join(str(error).split())) or type(error).__name__
     return text + token_hint(error) + server_hint(error)
 
 
 def one_line_errors(command: Command[P, T]) -> Command[P, T]:
-    """Decorate a command so that it prints an error as one line instead of a traceback.
+    """Decorate a command so that it prints an error in one line instead of a traceback.
 
-    The exit status is 2 for a ValueError, which is a usage error, 1 for a GenieError, and 130 after Ctrl-C.
+    The exit status is 1 for a GenieError, 2 for a ValueError, which is a usage error, and 130 after Ctrl-C.
     """
 
     @functools.wraps(command)
     def command_with_one_line_errors(*args: P.args, **kwargs: P.kwargs) -> T:
-        # Print an escape sequence for each character that the encoding of the terminal does not have.
+        # A character that the encoding of the terminal does not have is printed as an escape sequence.
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")

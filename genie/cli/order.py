@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -18,6 +19,10 @@ from genie.text import printable
 MAX_LIMIT = 1_000
 LIMIT_HELP = "Maximum number of edges, the most frequent first."
 HEADERS = ("HELD", "", "THEN", "REQUESTS", "LAST")
+NAME_INDEXES = (0, 2)
+"""Indexes of the columns that are wrapped on a narrow terminal."""
+NUMBER_INDEXES = (3, 4)
+"""Indexes of the right-aligned columns."""
 
 
 @click.command()
@@ -53,7 +58,7 @@ def _report_lines(shown: Order, now_ms: float, columns: int | None) -> Iterator[
         yield f"Harmless while {names} is also held: {printable(inversion.description)}."
     yield ""
     edges = [_edge_cells(edge, now_ms) for edge in shown.edges]
-    for lines in wrap_table(HEADERS, edges, columns, wrapped=(0, 2), right_aligned=(3, 4)):
+    for lines in wrap_table(HEADERS, edges, columns, NAME_INDEXES, NUMBER_INDEXES):
         yield from lines
     if len(shown.edges) < shown.edges_total:
         yield f"{len(shown.edges):,} of {shown.edges_total:,} edges are shown."
@@ -62,7 +67,7 @@ def _report_lines(shown: Order, now_ms: float, columns: int | None) -> Iterator[
 
 
 def _inversion_lines(inversion: Inversion, now_ms: float) -> Iterator[str]:
-    """Yield a line with the problem, and two lines for each direction: its example, and how often it was seen."""
+    """Yield a line with the problem, and two lines for each of its edges: an example, and how often the edge was seen."""
     yield f"Can deadlock: {printable(inversion.description)}."
     for edge in inversion.edges:
         example = edge.example
@@ -87,16 +92,16 @@ def _edge_cells(edge: OrderEdge, now_ms: float) -> list[str]:
 
 def _dot_lines(shown: Order, *_: object) -> Iterator[str]:
     """Yield the lines of a digraph, with an arrow from each held class to each class that is requested next."""
-    in_inversions = [edge for inversion in shown.inversions for edge in inversion.edges]
-    inverted = {(edge.held, edge.asked) for edge in in_inversions}
-    # An edge of an inversion may be beyond the limit, and an edge may be in several inversions.
-    edges = {
+    inversion_edges = [edge for inversion in shown.inversions for edge in inversion.edges]
+    inverted = {(edge.held, edge.asked) for edge in inversion_edges}
+    # The edges of inversions may be missing in the limited list of edges, and an edge may be in several inversions.
+    distinct_edges = {
         (edge.held, edge.held_mode, edge.asked, edge.asked_mode, edge.relation): edge
-        for edge in (*shown.edges, *in_inversions)
+        for edge in (*shown.edges, *inversion_edges)
     }
-    counts: dict[tuple[str, str], int] = {}
-    for edge in edges.values():
-        counts[edge.held, edge.asked] = counts.get((edge.held, edge.asked), 0) + edge.count
+    counts = Counter[tuple[str, str]]()  # an arrow stands for the edges of all modes
+    for edge in distinct_edges.values():
+        counts[edge.held, edge.asked] += edge.count
     yield "digraph lock_order {"
     for (held, asked), count in counts.items():
         color = " color=red" if (held, asked) in inverted else ""

@@ -1,6 +1,6 @@
-"""Output of the commands. Names and texts of clients and of servers are escaped, so that none can control the terminal.
+"""Output of the commands, which print only with these functions.
 
-No other module of the commands prints.
+Names and texts of clients and of servers are escaped, so that they cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from genie.text import printable, printable_json
 
 
 def program() -> str:
-    """Return the name of the running program, which begins each message. So a message of a child process looks different."""
+    """Return the name of the running program, with which its messages begin, unlike those of a child process."""
     ctx = click.get_current_context(silent=True)
-    return (ctx is not None and ctx.find_root().command.name) or "genie"
+    name = None if ctx is None else ctx.find_root().command.name
+    return name or "genie"
 
 
 def print_lines(*lines: str, err: bool = False) -> None:
@@ -25,17 +26,19 @@ def print_lines(*lines: str, err: bool = False) -> None:
 
 
 def output_columns(*, wide: bool) -> int | None:
-    """Return the width of the terminal, to which tables are wrapped. None, without a limit: a pipe, a file, or `--wide`."""
-    return None if wide or not sys.stdout.isatty() else shutil.get_terminal_size().columns
+    """Return the width of the terminal, to which tables are wrapped. None, without a limit, for `--wide`, a pipe or a file."""
+    if wide or not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def print_message(text: str) -> None:
-    """Print a message of one line to stderr."""
+    """Print a message of one line to stderr, after the name of the program."""
     print_lines(f"{program()}: {text}", err=True)
 
 
 def print_error(text: str) -> None:
-    """Print an error to stderr, which may have several lines and is already escaped."""
+    """Print an error to stderr. The text may have several lines, and must be escaped already."""
     click.echo(text, err=True)
 
 

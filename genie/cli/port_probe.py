@@ -1,4 +1,4 @@
-"""Find out which program listens on a port that `genie serve` could not bind."""
+"""Describes the program that listens on a port, when `genie serve` can't listen there."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from genie.protocol import codec
 from genie.text import printable
 
 PROBE_TIMEOUT_S = 2.0
-MAX_REPLY = 4096
-"""Maximum number of bytes read from a reply. A reply to `hello` has a few hundred bytes."""
+"""Time limit for the connection, and for each part of the reply."""
+MAX_REPLY_BYTES = 4096
+"""A longer reply is truncated. A reply to `hello` has a few hundred bytes."""
 HELLO = codec.message("hello", {})
 REPLIES = ("welcome", "error")
 """Replies of a Genie server to `hello`. The reply is an error if the server requires a token or TLS, or is a follower."""
 
 
 def describe_listener(host: str, port: int) -> str:
-    """Connect to a port, and describe the program that listens there, e.g. "another Genie server (1.0.0)".
+    """Send `hello` to a port, and describe the program that listens there, e.g. "another Genie server (1.0.0)".
 
-    The function sends `hello` without a token. It returns an empty string if the connection fails.
+    Returns an empty string if the connection fails.
     """
     try:
         reply = _read_reply(host, port)
@@ -40,7 +41,7 @@ def describe_listener(host: str, port: int) -> str:
 
 
 def _read_reply(host: str, port: int) -> bytes:
-    """Send `hello` and return the first line of the reply.
+    """Send `hello`, and return the first line of the reply.
 
     The line may be empty or incomplete if the program closes the connection early. Raises OSError if the connection
     fails, and TimeoutError if there is no reply.
@@ -49,8 +50,8 @@ def _read_reply(host: str, port: int) -> bytes:
     sock = socket.create_connection((host or "localhost", port), PROBE_TIMEOUT_S)
     with sock, suppress(ConnectionError):
         sock.sendall(HELLO)
-        while b"\n" not in reply and len(reply) < MAX_REPLY:
-            received = sock.recv(MAX_REPLY)
+        while b"\n" not in reply and len(reply) < MAX_REPLY_BYTES:
+            received = sock.recv(MAX_REPLY_BYTES)
             if not received:
                 break
             reply += received

@@ -1,7 +1,7 @@
-"""The commands that query a server and print the reply: their options, the connection, and the output as lines or JSON.
+"""Decorators of the commands that query a server and print the reply, as lines or as JSON.
 
-`server_query` passes a command `server`, and `output_options` passes it `output`. For the commands that query the admin
-port, `genie.cli.admin_client.admin_query` passes `admin`.
+`server_query` passes a command the argument `server`, and `output_options` passes `output`. For the commands that query
+the admin port, `genie.cli.admin_client.admin_query` passes `admin`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from genie.protocol import codec
 T = TypeVar("T")
 Command = Callable[..., T]
 Row = dict[str, Any]
-"""A request in an `inspected` message."""
+"""A request, or a blocker of a request, in an `inspected` message."""
 Reply = dict[str, Any]
 """The payload of an `inspected` message."""
 
 
 class Querier(Client):
-    """A client that also returns the server's address and build, why there is no connection, and undecoded replies."""
+    """A client of the command line: it also has the server's address and build, and returns replies as on the wire."""
 
     @property
     def address(self) -> Address | None:
-        """Address of the connected server, the leader."""
+        """The address of the connected server, the leader; None without a connection."""
         return self._connection.address
 
     @property
     def server(self) -> str:
-        """Version and build of the server, as in `welcome`."""
+        """Version and build of the server, as in the message `welcome`."""
         return self._connection.session.handshake.server
 
     async def inspected(
@@ -63,23 +63,24 @@ class Querier(Client):
 
     @property
     def connection_error(self) -> str:
-        """Why the client is not connected; empty while it is connected."""
+        """Why the client is not connected. Empty while it is connected."""
         return "" if self._connection.session.up else self._connection.explain_unavailable()
 
 
 @dataclass(frozen=True, slots=True)
 class QueriedServer:
-    """The server that the options of a command name."""
+    """The server, or the cluster of servers, that the options of a command name."""
 
     host: str
-    """May list several servers. `port` applies to each that states no port."""
+    """One address, or several, separated by commas."""
     port: int
+    """The port of the addresses without a port."""
     namespace: str | None
     timeout_s: float
 
     @property
     def addresses(self) -> str:
-        """The addresses of the servers as text, separated by commas."""
+        """The addresses of the servers with their ports, separated by commas."""
         return ", ".join(map(format_address, parse_addresses(self.host, self.port)))
 
     def query(self, operation: Callable[[Querier], Awaitable[T]]) -> T:
@@ -99,7 +100,7 @@ class QueriedServer:
             client = Querier(parse_addresses(self.host, self.port), options)
             try:
                 async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
-                    # While connecting, the client applies `connect_timeout`: its error has the replies of the servers.
+                    # Until it is connected, the client itself limits the time: its error has the replies of the servers.
                     await stack.enter_async_context(client)
                     time_limit.reschedule(deadline)
                     try:
@@ -115,7 +116,10 @@ class QueriedServer:
 
 
 def server_query(command: Command[T]) -> Command[T]:
-    """Add `--host`, `--port`, `--namespace` and `--timeout`, and pass the command `server`. Errors are one line."""
+    """Add `--host`, `--port`, `--namespace` and `--timeout`, and pass the command a `QueriedServer` as `server`.
+
+    An error of the command is printed in one line.
+    """
 
     @functools.wraps(command)
     def with_server(*, host: str, port: int, namespace: str | None, timeout: float, **options: Any) -> T:
@@ -126,7 +130,7 @@ def server_query(command: Command[T]) -> Command[T]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """How a command prints a reply."""
+    """Prints the reply of a command, as JSON or as lines of text."""
 
     as_json: bool
     wide: bool = False
@@ -138,9 +142,14 @@ class Output:
         lines: Callable[[T, float, int | None], Iterable[str]],
         document: Callable[[T], Any] = lambda reply: reply,
     ) -> None:
-        """Print a reply: `document` of it with --json, else `lines` of it.
+        """Print a reply.
 
-        `lines` also gets the time in unix ms, and the width of the terminal in columns (None: no limit).
+        Args:
+            reply: the reply.
+            lines: returns the lines of text for the reply, the Unix time in ms, and the width of the terminal in columns.
+                The width is None without a limit.
+            document: returns the JSON document for the reply, with `--json`.
+
         """
         with checked_reply():
             if self.as_json:
@@ -154,7 +163,7 @@ class Output:
 
 
 def output_options(*, wide: bool) -> Callable[[Command[T]], Command[T]]:
-    """Return a decorator that adds `--json`, and with `wide` also `--wide`, and passes the command `output`."""
+    """Return a decorator that adds `--json`, and with `wide` also `--wide`, and passes the command an `Output` as `output`."""
 
     def decorate(command: Command[T]) -> Command[T]:
         @functools.wraps(command)
@@ -175,7 +184,7 @@ def wide_option(command: Command[T]) -> Command[T]:
 
 @contextmanager
 def checked_reply() -> Iterator[None]:
-    """Convert exceptions for missing or unexpected fields of a reply into a ClickException, a one-line error."""
+    """Convert the error for a missing or unexpected field of a reply into a ClickException, which is printed in one line."""
     try:
         yield
     except (LookupError, TypeError, AttributeError) as error:

@@ -20,8 +20,9 @@ from genie.protocol.limits import MAX_ROWS
 
 MAX_CONCURRENT_COMMANDS = 100
 MAX_RESOURCES = 10
-"""Resources that are listed for a lock, those with the prefix first."""
+"""Maximum number of resources that are listed for a lock, those with the prefix first."""
 NOT_RELEASED = "not released"
+"""The beginning of the text about a request that the server did not release."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,12 +34,12 @@ class ReleaseList:
 
     holders: list[Row]
     queue: list[Row]
-    complete: bool
+    is_complete: bool
     """False if the server did not list all matching requests."""
 
     @property
     def ids(self) -> list[int]:
-        """Ids in the order of release. Waiting requests come before holders, whose release could grant them."""
+        """The ids in the order of release: waiting requests first, because the release of a holder could grant them."""
         return [row["id"] for row in (*self.queue, *self.holders)]
 
 
@@ -72,19 +73,26 @@ def release(
         raise click.UsageError("--json cannot ask for confirmation: add --yes.")
     if prefix == "":
         raise click.UsageError("--prefix must not be empty: that would release every lock.")
-    targets = server.query(
-        lambda client: _list_prefix(client, prefix) if prefix else _list_transaction(client, str(transaction))
-    )
+    if prefix is not None:
+        targets = server.query(lambda client: _list_prefix(client, prefix))
+    else:
+        targets = server.query(lambda client: _list_transaction(client, str(transaction)))
     if not output.as_json:
         output.print(targets, _target_lines)
     if targets.ids and not yes:
         _confirm(len(targets.ids))
     if targets.ids or output.as_json:
-        reasons = dict(zip(targets.ids, server.query(lambda client: _release_all(client, targets.ids)), strict=True))
-        rows = [{"id": id_, "reason": reason} for id_, reason in reasons.items()]
-        output.print({"released": rows, "complete": targets.complete}, lambda *_: _outcome_lines(reasons))
-        if any(reason.startswith(NOT_RELEASED) for reason in reasons.values()):
-            raise SystemExit(1)
+        _release_and_print(server, targets, output)
+
+
+def _release_and_print(server: QueriedServer, targets: ReleaseList, output: Output) -> None:
+    """Release the listed requests, and print the outcome. Raises SystemExit if the server did not release one of them."""
+    reasons = server.query(lambda client: _release_all(client, targets.ids))
+    reason_by_id = dict(zip(targets.ids, reasons, strict=True))
+    rows = [{"id": id_, "reason": reason} for id_, reason in reason_by_id.items()]
+    output.print({"released": rows, "complete": targets.is_complete}, lambda *_: _outcome_lines(reason_by_id))
+    if any(reason.startswith(NOT_RELEASED) for reason in reasons):
+        raise SystemExit(1)
 
 
 def _confirm(count: int) -> None:
@@ -105,10 +113,10 @@ async def _list_transaction(client: Querier, transaction: str) -> ReleaseList:
     waiting = await client.inspected(transaction=transaction, limit=MAX_ROWS, only="queue")
     with checked_reply():
         holders, queue = held["holders"], waiting["queue"]
-        complete = len(holders) == held["holdersTotal"] and len(queue) == waiting["queueTotal"]
+        is_complete = len(holders) == held["holdersTotal"] and len(queue) == waiting["queueTotal"]
+    # The replies are of different times. A request that is in both is listed only as a holder.
     held_ids = {row["id"] for row in holders}
-    # A request may be granted between the two queries. List it only as a holder, so that it is released once.
-    return ReleaseList(holders, [row for row in queue if row["id"] not in held_ids], complete)
+    return ReleaseList(holders, [row for row in queue if row["id"] not in held_ids], is_complete)
 
 
 async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
@@ -116,32 +124,29 @@ async def _list_prefix(client: Querier, prefix: str) -> ReleaseList:
 
     The reply to `watch` contains the ids of the held locks. The details of each lock are then queried by `inspect`.
     """
-    names_by_id: dict[int, list[str]] = {}
+    locks_by_id: dict[int, list[str]] = {}
     async with client.watch(prefix) as watch:
         await client.ping()  # the server replies in order, so the reply to `watch` has arrived before this one
         with suppress(TimeoutError):
             async with asyncio.timeout(0):  # read only the changes that have already arrived
                 async for change in watch:
-                    # A watch also shows the subtrees that contain the prefix: they are not within it.
+                    # A watch also reports the subtrees that contain the prefix. They do not start with it.
                     if change.state == "locked" and change.resource.startswith(prefix):
-                        text = lock_text(change.mode, change.resource, change.units, change.of)
-                        names_by_id.setdefault(change.id, []).append(text)
-        complete = not watch.truncated
-    payloads = await _map_concurrently([*names_by_id], lambda id_: client.inspected(id=id_))
+                        lock = lock_text(change.mode, change.resource, change.units, change.of)
+                        locks_by_id.setdefault(change.id, []).append(lock)
+        is_complete = not watch.truncated
+    payloads = await _map_concurrently(list(locks_by_id), lambda id_: client.inspected(id=id_))
     with checked_reply():
         holders = [row for payload in payloads for row in payload["holders"]]
         for row in holders:  # the server lists ten resources, among which may be none with the prefix
-            listed = dict.fromkeys([*names_by_id[row["id"]], *row["resources"]])
-            row["resources"] = [*listed][:MAX_RESOURCES]
-        holders.sort(key=lambda row: (_sort_key(row, prefix), row["id"]))
-    return ReleaseList(holders, [], complete)
+            distinct_locks = dict.fromkeys([*locks_by_id[row["id"]], *row["resources"]])
+            row["resources"] = list(distinct_locks)[:MAX_RESOURCES]
+        holders.sort(key=lambda row: (_first_name_key(row, prefix), row["id"]))
+    return ReleaseList(holders, [], is_complete)
 
 
-def _sort_key(row: Row, prefix: str) -> list[tuple[int, int, str]]:
-    """Return a key that sorts locks by name.
-
-    The key is the smallest `natural_key` of the listed resources whose names start with the prefix.
-    """
+def _first_name_key(row: Row, prefix: str) -> list[tuple[int, int, str]]:
+    """Return a key that sorts locks by the first of their names that start with the prefix."""
     names = map(bare_name, row["resources"])
     return min((natural_key(name) for name in names if name.startswith(prefix)), default=[])
 
@@ -153,11 +158,10 @@ async def _release_all(client: Querier, ids: list[int]) -> list[str]:
     """
 
     async def release_one(id_: int) -> str:
-        """Release one request, and return the reason of its end. Rejections become texts, other errors are raised."""
         try:
             return await client.release(id_)
         except RequestRejected as error:
-            if error.code == Code.UNKNOWN_ID:
+            if error.code == Code.UNKNOWN_ID:  # the server has forgotten why it ended
                 return "ended before"
             return f"{NOT_RELEASED}: {one_line(error)}"
 
@@ -165,7 +169,7 @@ async def _release_all(client: Querier, ids: list[int]) -> list[str]:
 
 
 async def _map_concurrently(items: list[T], function: Callable[[T], Coroutine[Any, Any, R]]) -> list[R]:
-    """Call the function with each item, and return the results in the order of the items.
+    """Call an async function with each item, and return the results in the order of the items.
 
     At most `MAX_CONCURRENT_COMMANDS` calls run concurrently.
     """
@@ -186,13 +190,13 @@ def _target_lines(targets: ReleaseList, now_ms: float, columns: int | None) -> I
     if targets.queue:
         yield f"Waiting: {len(targets.queue):,}"
         yield from request_lines(targets.queue, now_ms, columns, waiting=True)
-    if not targets.complete:
+    if not targets.is_complete:
         yield "The list is incomplete: run the command again afterwards."
 
 
-def _outcome_lines(reasons: dict[int, str]) -> Iterator[str]:
+def _outcome_lines(reason_by_id: dict[int, str]) -> Iterator[str]:
     """Yield the number of released requests, and for each other request why it ended earlier or was not released."""
-    yield f"Released: {sum(reason == 'success' for reason in reasons.values()):,}"
-    for id_, reason in reasons.items():
+    yield f"Released: {sum(reason == 'success' for reason in reason_by_id.values()):,}"
+    for id_, reason in reason_by_id.items():
         if reason != "success":
             yield f"  {id_}: {reason}"
