@@ -26,19 +26,22 @@ from genie.history.writer import namespace_directory
 from genie.protocol.limits import MAX_PRIORITY, MAX_TIMEOUT_MS
 from genie.text import printable
 
-INDENT = " " * 14
+TIME_WIDTH = len("14:03:05.123")
+INDENT = " " * (TIME_WIDTH + 2)
+"""Indents the lines of a step below its command."""
 MAX_STEPS = 10_000
 WHAT_IF_HELP = "What to change, and compare."
 OF_HELP = "Which requests to change."
 LIMIT_HELP = "Maximum number of steps that are shown, the first."
 SELECTORS = ("transaction", "resource", "client")
 TIMEOUTS = {"queue-timeout": "queue_timeout_ms", "transaction-timeout": "transaction_timeout_ms"}
+"""The fields of `Change` for the timeouts of `--what-if`."""
 
 
 def _parse_change(text: str) -> tuple[str, Any]:
     """Return a change of `--what-if` as the name of a field of `Change`, and its value. Raises click.BadParameter."""
     name, _, value = text.partition("=")
-    with contextlib.suppress(ValueError):  # reported below
+    with contextlib.suppress(ValueError):  # a text that is not a number is rejected below
         if text == "removed":
             return "remove", True
         if name == "priority" and abs(float(value)) <= MAX_PRIORITY:
@@ -95,17 +98,18 @@ def replay(
         if len({field for field, _ in values}) < len(values):
             raise click.UsageError(f"{option} has two values for the same field")
     since, until = read_window(since, until)
-    begin, end = -inf if since is None else since, inf if until is None else until
+    begin_ms = -inf if since is None else since
+    end_ms = inf if until is None else until
     directory = _recorded_directory(history_dir, namespace or NAMESPACE)
     try:
         if changes:
             fields: dict[str, Any] = dict(selectors) | dict(changes)
-            _compare(recorded_terms(directory, begin, end), begin, Change(**fields), output)
+            _compare(recorded_terms(directory, begin_ms, end_ms), begin_ms, Change(**fields), output)
         else:
             name = None if resource is None else bare_name(resource)
-            _repeat(recorded_terms(directory, begin, end), begin, name, limit, output)
+            _repeat(recorded_terms(directory, begin_ms, end_ms), begin_ms, name, limit, output)
     except (Diverged, UnknownState) as error:
-        raise click.ClickException(_failure(error)) from None
+        raise click.ClickException(_describe_failure(error)) from None
     except TooManyRequests as error:
         raise click.ClickException(f"{error} in this window: make it smaller with --since and --until") from None
     except BrokenPipeError:  # as with `| head`
@@ -122,8 +126,8 @@ def _recorded_directory(history_dir: Path, namespace: str) -> Path:
     return directory
 
 
-def _failure(error: Diverged | UnknownState) -> str:
-    """Return why a replay has ended."""
+def _describe_failure(error: Diverged | UnknownState) -> str:
+    """Return an error message that says at which time the replay has ended, and why."""
     if isinstance(error, Diverged):
         return f"the replay is not what is recorded at {format_time(error.at)}: {printable(str(error))}"
     return (
@@ -132,22 +136,29 @@ def _failure(error: Diverged | UnknownState) -> str:
     )
 
 
-def _compare(terms: Iterator[Iterator[Line]], begin: float, change: Change, output: Output) -> None:
-    """Simulate a change, and print both outcomes."""
-    gaps = 0
+def _compare(terms: Iterator[Iterator[Line]], begin_ms: float, change: Change, output: Output) -> None:
+    """Simulate the recorded requests with a change from `begin_ms` on, and print the recorded and the simulated outcome.
+
+    `terms` has the recorded lines of each leadership.
+    """
+    gap_count = 0
 
     def count_gaps(lines: Iterator[Line]) -> Iterator[Line]:
-        nonlocal gaps
+        nonlocal gap_count
         for line in lines:
-            gaps += isinstance(line, Gap)
+            gap_count += isinstance(line, Gap)
             yield line
 
-    recorded, simulated = map(_summary, what_if(count_gaps(chain.from_iterable(terms)), begin, change))
-    output.print({"recorded": recorded, "simulated": simulated, "gaps": gaps}, _comparison_lines)
+    recorded, simulated = what_if(count_gaps(chain.from_iterable(terms)), begin_ms, change)
+    document = {"recorded": _json_outcome(recorded), "simulated": _json_outcome(simulated), "gaps": gap_count}
+    output.print(document, _comparison_lines)
 
 
-def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, limit: int, output: Output) -> None:
-    """Repeat what is recorded, and print the first steps, or those of one resource."""
+def _repeat(terms: Iterator[Iterator[Line]], begin_ms: float, name: str | None, limit: int, output: Output) -> None:
+    """Repeat the recorded steps from `begin_ms` on, and print the first `limit` of them, or those of one resource.
+
+    `terms` has the recorded lines of each leadership. Raises Diverged if the outcome of a step differs from the record.
+    """
     steps: list[Step] = []
     total = grants = ends = 0
 
@@ -161,29 +172,31 @@ def _repeat(terms: Iterator[Iterator[Line]], begin: float, name: str | None, lim
     is_cut_off = False
     try:
         for term in terms:
-            run = Replay(begin, on_step)
+            run = Replay(begin_ms, on_step)
             run.run(term)
-            grants, ends = grants + run.grants, ends + run.ends
+            grants += run.grants
+            ends += run.ends
             is_cut_off |= run.is_cut_off
     except (Diverged, UnknownState):
         if not output.as_json:
             print_lines(*_step_lines(steps, total))
         raise
 
-    def lines(*_: object) -> Iterator[str]:
+    def report_lines(*_: object) -> Iterator[str]:
         yield from _step_lines(steps, total)
         if is_cut_off:
             yield "The record of a leadership ends in the middle of a step: its server was killed, or its disk was full."
         yield f"{grants:,} grants and {ends:,} ends are the same as recorded."
 
-    output.print({"steps": steps, "total": total, "grants": grants, "ends": ends}, lines, document=msgspec.to_builtins)
+    document = {"steps": steps, "total": total, "grants": grants, "ends": ends}
+    output.print(document, report_lines, document=msgspec.to_builtins)
 
 
 def _step_lines(steps: list[Step], total: int) -> Iterator[str]:
     """Yield the lines of the first steps. `total` is the number of all steps."""
     for step in steps:
         moment = datetime.fromtimestamp(step.at / 1000).astimezone()
-        yield f"{moment:%H:%M:%S.%f}"[:12] + "  " + step.command
+        yield f"{moment:%H:%M:%S.%f}"[:TIME_WIDTH] + "  " + step.command
         yield from (INDENT + line for line in step.outcome)
         for name, (before, after) in step.queues.items():
             yield INDENT + f"{name}: {' '.join(before) or 'free'} → {' '.join(after) or 'free'}"
@@ -191,8 +204,8 @@ def _step_lines(steps: list[Step], total: int) -> Iterator[str]:
         yield f"The first {len(steps):,} of {total:,} steps are shown (--limit)."
 
 
-def _summary(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as JSON. Waits are in ms."""
+def _json_outcome(outcome: Outcome) -> dict[str, Any]:
+    """Return the JSON object of an outcome. Waits are in ms."""
     return {
         "requests": outcome.requests,
         "granted": outcome.granted,
@@ -204,16 +217,16 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _comparison_lines(both: dict[str, Any], *_: object) -> Iterator[str]:
-    """Yield a table of both outcomes."""
-    sides = [both["recorded"], both["simulated"]]
-    rows = [[name, *(f"{side[name]:,}" for side in sides)] for name in ("requests", "granted", "waited")]
+def _comparison_lines(document: dict[str, Any], *_: object) -> Iterator[str]:
+    """Yield the lines of a table with the recorded and the simulated outcome. `document` is what `--json` prints."""
+    outcomes = [document["recorded"], document["simulated"]]
+    rows = [[name, *(f"{outcome[name]:,}" for outcome in outcomes)] for name in ("requests", "granted", "waited")]
     for label, key in (("median wait", "wait_median"), ("wait, 99 %", "wait_p99"), ("longest wait", "wait_max")):
-        rows.append([label, *(duration(side[key]) for side in sides)])
+        rows.append([label, *(duration(outcome[key]) for outcome in outcomes)])
+    reasons = sorted({reason for outcome in outcomes for reason in outcome["ended"]})
     rows += (
-        [f"ended: {reason}", *(f"{side['ended'].get(reason, 0):,}" for side in sides)]
-        for reason in sorted({*sides[0]["ended"], *sides[1]["ended"]})
+        [f"ended: {reason}", *(f"{outcome['ended'].get(reason, 0):,}" for outcome in outcomes)] for reason in reasons
     )
     yield from table(("", "RECORDED", "WHAT IF"), rows, right_aligned=(1, 2))
-    if both["gaps"]:
-        yield f"Events are missing in {both['gaps']:,} places, {WHY_MISSING}."
+    if document["gaps"]:
+        yield f"Events are missing in {document['gaps']:,} places, {WHY_MISSING}."

@@ -39,10 +39,14 @@ def status(server: QueriedServer, output: Output, is_local: bool) -> None:
 
 
 async def _measure(client: Querier, addresses: str) -> dict[str, Any]:
-    """Return the document that `--json` prints. The counts are None if the principal may not inspect all resources."""
-    started_s = time.perf_counter()
+    """Measure a round trip to the leader, and return the document that `--json` prints.
+
+    `addresses` is the address in the document if the connection has just been lost. The numbers of requests are None if the
+    principal may not inspect all resources.
+    """
+    started_at = time.perf_counter()
     await client.ping()
-    round_trip_s = time.perf_counter() - started_s
+    round_trip_s = time.perf_counter() - started_at
     try:
         totals = await client.inspected(limit=1)
     except RequestRejected as error:
@@ -58,6 +62,9 @@ async def _measure(client: Querier, addresses: str) -> dict[str, Any]:
     }
 
 
-def _report_lines(status: dict[str, Any], *_: object) -> list[str]:
-    counts = "" if status["held"] is None else f"; requests held: {status['held']}, waiting: {status['waiting']}"
-    return [f"{status['address']} leads, and responded in {status['roundTripMs']:.1f} ms{counts}", status["server"]]
+def _report_lines(document: dict[str, Any], *_: object) -> list[str]:
+    """Return the lines of the text output for the document that `--json` prints."""
+    line = f"{document['address']} leads, and responded in {document['roundTripMs']:.1f} ms"
+    if document["held"] is not None:
+        line += f"; requests held: {document['held']}, waiting: {document['waiting']}"
+    return [line, document["server"]]

@@ -27,6 +27,7 @@ from genie.cli.options import (
 )
 from genie.cli.output import print_json, print_lines
 from genie.config import NAMESPACE
+from genie.net import format_host_port
 from genie.protocol import codec
 from genie.storage.redis.check import Report, check_namespace
 from genie.storage.redis.connection import RedisFailure
@@ -34,7 +35,7 @@ from genie.storage.redis.primary import is_denied
 from genie.storage.redis.transfer import TransferError, decode_export, export_namespace, import_namespace
 
 UNAVAILABLE = 2
-"""Exit status if Redis is unavailable, as for an invalid option: the operation could not begin."""
+"""Exit status if Redis is unavailable. It is that of an invalid option, because the operation has not begun."""
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class _Unavailable(click.ClickException):
 def redis_options(command: Callable[..., T]) -> Callable[..., T]:
     """Add the options that choose a Redis and a namespace, and pass the command `url` and `namespace`.
 
-    A failure of Redis is printed as one line, with the exit status 2.
+    A failure of Redis is printed in one line, with the exit status 2.
     """
 
     @variable_option("--redis-url", "Redis of the namespace, as for `genie serve`.")
@@ -68,9 +69,8 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
         redis_url: str | None, redis_host: str | None, redis_port: int | None, namespace: str, **options: Any
     ) -> T:
         if redis_url is None:
-            host = redis_host or "127.0.0.1"
-            redis_url = f"redis://{f'[{host}]' if ':' in host else host}:{redis_port or 6379}/0"
-        # The standard output is the export.
+            redis_url = f"redis://{format_host_port(redis_host or '127.0.0.1', redis_port or 6379)}/0"
+        # Log to stderr, because an export may be written to stdout.
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr), cache_logger_on_first_use=False)
         try:
             return command(url=redis_url, namespace=namespace, **options)
@@ -101,22 +101,22 @@ def check(as_json: bool, url: str, namespace: str) -> None:
     if as_json:
         print_json(codec.dumps(to_builtins(report)))
     else:
-        print_lines(*_describe(report))
+        print_lines(*_report_lines(report))
     raise SystemExit(0 if report.sound else 1)
 
 
-def _describe(report: Report) -> Iterator[str]:
-    """Yield the lines of a report for people."""
+def _report_lines(report: Report) -> Iterator[str]:
+    """Yield the lines of the text output: what is stored, the findings, and the result."""
     sizes = report.sizes
     yield f"namespace   {report.namespace}, format version {report.version or 'unknown'}"
     if report.epoch is not None:
         leader = report.leader
-        leads = "has resigned" if leader is None else f"{leader.address}, lease {leader.lease_ms / 1000:g} s"
-        yield f"leader      {leads}, epoch {report.epoch}"
-        memory = _memory(sizes.log_memory)
-        yield f"log         entries: {sizes.log_entries:,}, {sizes.log_bytes:,} bytes{memory}, up to {report.position}"
-        memory = _memory(sizes.state_memory)
-        yield f"checkpoint  {_count(sizes.state_records, 'record')}{memory}, at {report.checkpoint}"
+        leader_text = "has resigned" if leader is None else f"{leader.address}, lease {leader.lease_ms / 1000:g} s"
+        yield f"leader      {leader_text}, epoch {report.epoch}"
+        log_memory = _memory_text(sizes.log_memory)
+        yield f"log         entries: {sizes.log_entries:,}, {sizes.log_bytes:,} bytes{log_memory}, up to {report.position}"
+        state_memory = _memory_text(sizes.state_memory)
+        yield f"checkpoint  {_count(sizes.state_records, 'record')}{state_memory}, at {report.checkpoint}"
         yield f"requests    held: {sizes.held:,}, waiting: {sizes.waiting:,}, retained replies: {sizes.retained_replies:,}"
     for state in report.abandoned_states:
         yield f"note        abandoned state {state}, which the next leader deletes"
@@ -128,13 +128,13 @@ def _describe(report: Report) -> Iterator[str]:
 
 
 def _count(number: int, noun: str) -> str:
-    """Return a number with a noun that forms its plural with an s."""
+    """Return a number and a noun, which gets an `s` if the number is not 1: `2 records`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _memory(size: int | None) -> str:
-    """Return the memory of a key as a phrase; empty if Redis did not report it."""
-    return "" if size is None else f" ({size:,} in memory)"
+def _memory_text(size_bytes: int | None) -> str:
+    """Return the memory of a key in parentheses, or an empty text if Redis did not report it."""
+    return "" if size_bytes is None else f" ({size_bytes:,} in memory)"
 
 
 # -- genie store export -------------------------------------------------------------------------------
@@ -150,15 +150,18 @@ def export(file: Path, url: str, namespace: str) -> None:
     a complete one.
     """
     header, lines = run_async(export_namespace(url, namespace))
-    with _output(file) as output:
+    with _open_output(file) as output:
         output.writelines(lines)
     if str(file) != "-":
         print_lines(f"exported {header.namespace} at {header.position} to {file}", err=True)
 
 
 @contextmanager
-def _output(file: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces `file` at the end of the block; `-` is the standard output."""
+def _open_output(file: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file that replaces `file` at the end of the block. For `-`, open the standard output.
+
+    After an error in the block, `file` is unchanged.
+    """
     if str(file) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -196,6 +199,8 @@ def import_(file: Path, replace: bool, url: str, namespace: str) -> None:
             header, state = decode_export(lines)
     except OSError as error:
         raise InvalidArgument(f"cannot read {file}: {error.strerror or error}") from None
-    epoch, replaced = run_async(import_namespace(url, namespace, header, state, replace=replace))
-    former = f", replaced {_count(replaced, 'record')}" if replaced else ""
-    print_lines(f"imported {_count(len(state.changes), 'record')} into {namespace}, epoch {epoch}{former}", err=True)
+    epoch, replaced_count = run_async(import_namespace(url, namespace, header, state, replace=replace))
+    message = f"imported {_count(len(state.changes), 'record')} into {namespace}, epoch {epoch}"
+    if replaced_count:
+        message += f", replaced {_count(replaced_count, 'record')}"
+    print_lines(message, err=True)

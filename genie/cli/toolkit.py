@@ -1,6 +1,4 @@
-"""Functions with which the commands of other applications look and behave like the commands of `genie`. This module is
-public API.
-"""
+"""Public API for other applications, whose commands look and behave like the commands of `genie`."""
 
 from __future__ import annotations
 
@@ -39,6 +37,6 @@ __all__ = [
 
 
 def command_client(host: str, port: int, namespace: str | None) -> Client:
-    """Return a client for the values of `server_options`. Entering it fails at once if no server answers."""
+    """Return a client for the values of `server_options`. Entering the client fails at once if no server answers."""
     options = ClientOptions(response_timeout=RESPONSE_TIMEOUT_S, namespace=namespace, waits_for_servers=False)
     return Client(parse_addresses(host, port), options)
