@@ -248,6 +248,8 @@ async def test_the_details_of_a_resource_have_its_history(browser: Browser, tmp_
         browser.select(held)
         browser.click("#details .list .name")
         browser.until(lambda: len(browser.all("#details .queue li")) == 2)
+        radius = browser.until(lambda: browser.one("#details .history").value_of_css_property("border-radius"))
+        assert radius == "8px", "the button has the style of the page"
         browser.click("#details .history")
         browser.until(lambda: len(browser.all("#details .gantt g")) == 5)
         assert browser.texts("#details .gantt text")[:3] == ["<first>", "<second>", "accounts/9-0"]
