@@ -228,8 +228,9 @@ def _check_special(manager: LockManager, name: str, resource: LockedResource) ->
         for holder, count in units:
             counted[holder] += count
         of_transactions = {owner: count for owner, count in counted.items() if isinstance(owner, str)}
-        expected = counted.total(), of_transactions, len(units)
-        if (special.in_use, special.by_transaction, special.holders) != expected:
+        requests = Counter(owner for owner, _ in units if isinstance(owner, str))
+        expected = counted.total(), of_transactions, len(units), requests
+        if (special.in_use, special.by_transaction, special.holders, special.requests) != expected:
             raise Violation(f"the units of {name} are wrong")
         asked: dict[str, list[tuple[int, int]]] = {}
         for request in manager.table.waiting.values():

@@ -29,7 +29,7 @@ from genie.core.events import (
 )
 from genie.core.manager import LockManager
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Reason, Request, State, Weight
-from genie.core.special import MAX_COMPARED_NAMES, MAX_SEARCHED_LEVELS, MAX_WAITERS_BELOW
+from genie.core.special import MAX_COMPARED_NAMES, MAX_QUEUES, MAX_SEARCHED_LEVELS, MAX_WAITERS_BELOW
 from genie.core.view import Inspection, Row, blocked_resources, inspect
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 from genie.lock_modes import Mode
@@ -39,6 +39,7 @@ __all__ = [
     "HELD",
     "MAX_ARRIVAL_STEPS",
     "MAX_COMPARED_NAMES",
+    "MAX_QUEUES",
     "MAX_SEARCHED_LEVELS",
     "MAX_WAITERS_BELOW",
     "NEVER",

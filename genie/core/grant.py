@@ -15,7 +15,7 @@ from sys import maxsize
 
 from genie.core.lock_table import AffectedQueues, LockTable, earlier
 from genie.core.model import Owner, QueueEntry, Request
-from genie.core.special import Counted, Subtree, with_intention
+from genie.core.special import MAX_QUEUES, Counted, Subtree, with_intention
 from genie.core.subtrees import has_conflicting_below
 from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
@@ -23,6 +23,10 @@ from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
 MAX_CANDIDATES = 1_000
 """Number of waiting requests, or of resources that they name, after which `grant_candidates` ends its search. It bounds the
 duration of a step."""
+
+REREADS_PER_NEW_CANDIDATE = 50
+"""A search that has used up its limit still reads queues, at most `MAX_CANDIDATES`, whose candidates are known. A queue with a new
+candidate counts as this many queues."""
 
 SPECIAL_COST = 3
 """For how many resources that are read a counted resource or a subtree counts: its check takes as long."""
@@ -33,6 +37,9 @@ NAMES_PER_READ = 256
 MAX_FILTERED_WAITERS = 16
 """Maximum number of waiting requests of an owner that are all read to find the requests in one queue. If the owner has more
 requests, the queue is read instead."""
+
+MAX_FILTERED_COST = 1_000
+"""Maximum number of resources that these requests may name. If they name more, the queue is read, too: it can be read in parts."""
 
 
 def grant_candidates(
@@ -49,15 +56,25 @@ def grant_candidates(
         requests, limit = _candidates_in_queue(table, *affected[0], MAX_CANDIDATES, left)
     else:
         found = {} if new_request is None else {new_request.id: new_request}
-        limit = MAX_CANDIDATES
+        limit = rereads = MAX_CANDIDATES
         unread: AffectedQueues = []
         for name, mode, after in _merge_changes(affected):
-            if limit <= 0:
-                unread.append((name, mode, after))
+            if limit > 0:
+                candidates, limit = _candidates_in_queue(table, name, mode, after, limit - 1, left)
+                for request in candidates:
+                    found[request.id] = request
                 continue
-            candidates, limit = _candidates_in_queue(table, name, mode, after, limit - 1, left)
-            for request in candidates:
-                found[request.id] = request
+            if (
+                rereads > 0
+            ):  # the next candidate is often one that was found in another queue, which is checked only once
+                rest: AffectedQueues = []
+                candidates, _ = _candidates_in_queue(table, name, mode, after, 1, rest)
+                if all(request.id in found for request in candidates):
+                    rereads -= 1
+                    left += rest
+                    continue
+                rereads -= REREADS_PER_NEW_CANDIDATE
+            unread.append((name, mode, after))
         requests = list(found.values())
         left = unread + left
     if len(requests) > 1:
@@ -133,11 +150,14 @@ def _candidates_in_queue(
     owner = first[2].owner
     if after is None or after < first:  # otherwise the request that left was later than `first`, and did not block it
         found.append(first[2])
-        limit -= len(first[2].exclusive) + len(first[2].shared)
+        limit -= _cost(first[2])
         after = first
     if isinstance(owner, str) and len(table.waiting_of(owner)) > 1:  # `first` does not block later waiters of its owner
-        own, limit = _waiters_of_owner(table, owner, (name, mode, after), limit, left)
-        found = list(dict.fromkeys(found + own))  # without duplicates, in the same order
+        if limit <= 0 and found:
+            left.append((name, mode, after))
+        else:
+            own, limit = _waiters_of_owner(table, owner, (name, mode, after), limit, left)
+            found = list(dict.fromkeys(found + own))  # without duplicates, in the same order
     return found, limit
 
 
@@ -242,19 +262,20 @@ def _waiters_of_owner(
     """Return the waiters of `owner` that may have become grantable by a change of a queue, and the rest of `limit`."""
     waiting = table.waiting_of(owner)
     name = change[0]
-    if len(waiting) > MAX_FILTERED_WAITERS:
+    if len(waiting) > MAX_FILTERED_WAITERS or sum(map(_cost, waiting.values())) > MAX_FILTERED_COST:
         if table.resources[name].special is not None:
             return _read_special_queue(table, owner, change, limit, left)
         return _read_queue(table, owner, change, limit, left)
     found: list[Request] = []
     for request in waiting.values():
-        limit -= len(request.exclusive) + len(request.shared)
         if (
             name in request.exclusive
             or name in request.shared
             or (request.details is not None and name in request.queues())
         ):
             found.append(request)
+            limit -= _cost(request)
+        limit -= 1
     return found, limit
 
 
@@ -322,7 +343,7 @@ def _read_queue(
         limit -= 1
         if included:
             found.append(entry[2])
-            limit -= len(entry[2].exclusive) + len(entry[2].shared)
+            limit -= _cost(entry[2])
         if limit <= 0:
             left.append((name, mode, entry))
             break
@@ -344,7 +365,7 @@ def _cost(request: Request) -> int:
     details = request.details
     if details is None:
         return len(request.exclusive) + len(request.shared)
-    return SPECIAL_COST * (request.name_count() if details.queue_modes is None else len(details.queue_modes))
+    return SPECIAL_COST * request.queue_count()
 
 
 def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
@@ -530,6 +551,8 @@ def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tup
     for _, mode, above in table.group_below_subtrees(modes):
         for subtree, _ in above:
             intentions[subtree] = with_intention(intentions.get(subtree), mode)
+        if len(intentions) > MAX_QUEUES:  # it may not wait either
+            return False
     for subtree, mode in intentions.items():
         resource = table.subtrees[subtree]
         if _excludes(table, resource, subtree, owner, mode):

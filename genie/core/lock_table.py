@@ -7,7 +7,7 @@ and subtrees to the table and removes them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from itertools import islice
 from operator import itemgetter
 from typing import cast
@@ -16,6 +16,7 @@ from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
 from genie.core.special import (
     MAX_CLOSED_WAITERS,
+    MAX_QUEUES,
     Counted,
     Subtree,
     possible_subtrees,
@@ -584,10 +585,10 @@ class LockTable:
 
     def group_below_subtrees(
         self, modes: Iterable[tuple[str, QueueMode]]
-    ) -> list[tuple[list[str], QueueMode, list[tuple[str, LockedResource]]]]:
+    ) -> Iterator[tuple[list[str], QueueMode, list[tuple[str, LockedResource]]]]:
         """Group names that have the same mode and the same subtrees above them.
 
-        Return the names, the mode and the subtrees of each group, see `subtrees_above`, without names that have no subtree above.
+        Yield the names, the mode and the subtrees of each group, see `subtrees_above`, without names that have no subtree above.
         """
         groups: dict[tuple[str, QueueMode], list[str]] = {}
         known: dict[str, str | None] = {}
@@ -595,14 +596,17 @@ class LockTable:
             subtree = self.innermost_subtree(name, known)
             if subtree is not None:
                 groups.setdefault((subtree, mode), []).append(name)
-        return [(names, mode, self.subtrees_above(names[0])) for (_, mode), names in groups.items()]
+        for (_, mode), names in groups.items():
+            yield names, mode, self.subtrees_above(names[0])
 
-    def count_new_entries(self, request: Request) -> int:
-        """Return how many wait-queue entries there would be with those of a new request, without those for units."""
+    def count_queues(self, request: Request) -> int:
+        """Return in how many queues a new request would wait, without those for units; or a number above `MAX_QUEUES`."""
         names = {*request.exclusive, *request.shared}
         for _, _, above in self.group_below_subtrees(request.modes()):
             names.update([subtree for subtree, _ in above])
-        return self.queue_entries + len(names)
+            if len(names) > MAX_QUEUES:
+                break
+        return len(names)
 
     def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
         """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""

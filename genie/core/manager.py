@@ -43,7 +43,7 @@ from genie.core.grant import (
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
 from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
-from genie.core.special import MAX_SEARCHED_LEVELS
+from genie.core.special import MAX_QUEUES, MAX_SEARCHED_LEVELS
 from genie.core.subtrees import close_slice, close_specials, open_specials, open_subtrees
 from genie.core.view import (
     MAX_COUNTED_BLOCKERS,
@@ -352,11 +352,12 @@ class LockManager:
             self._grant(request, now)
             events.append(Granted(request))
         elif self.table.queue_entries + len(request.exclusive) + len(request.shared) > max_queue_entries or (
-            self.table.subtrees and self.table.count_new_entries(request) > max_queue_entries
+            self.table.subtrees
+            and self.table.count_queues(request) > min(MAX_QUEUES, max_queue_entries - self.table.queue_entries)
         ):
             if request.details is not None:
                 self._close_specials(request)
-            events.append(QueueFull(request))
+            events.append(QueueFull(request, is_opening=self.table.queue_entries + MAX_QUEUES < max_queue_entries))
         else:
             if request.transaction is not None and self.lock_order is not None:
                 self._analyse(request, request.transaction, now)

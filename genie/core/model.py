@@ -241,3 +241,8 @@ class Request:
         """Return the number of requested resources."""
         count = len(self.exclusive) + len(self.shared)
         return count if self.details is None else count + len(self.details.units)
+
+    def queue_count(self) -> int:
+        """Return the number of queues in which this waiting request waits: see `queues`."""
+        details = self.details
+        return self.name_count() if details is None or details.queue_modes is None else len(details.queue_modes)

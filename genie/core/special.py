@@ -22,6 +22,10 @@ with many names counts as several."""
 NAMES_PER_WAITER_BELOW = 16
 """Number of names of requests that wait below a new subtree that count as one more request."""
 
+MAX_QUEUES = 3_000
+"""Maximum number of queues in which a request may wait, those of its names and of the subtrees above them. A step that queues,
+grants or ends the request reads all of them: without a limit there may be 17,408."""
+
 MAX_COMPARED_NAMES = 2_000_000
 """Maximum number of locked names that are compared with new subtrees of one request, if it names several: their product."""
 
@@ -78,7 +82,7 @@ def with_intention(mode: QueueMode | None, below: QueueMode) -> QueueMode:
 class Counted:
     """The units of a counted resource: held ones, and ones for which transactions wait."""
 
-    __slots__ = ("asked", "by_transaction", "holders", "in_use")
+    __slots__ = ("asked", "by_transaction", "holders", "in_use", "requests")
 
     def __init__(self) -> None:
         self.holders = 0
@@ -87,6 +91,8 @@ class Counted:
         """The units of all holders."""
         self.by_transaction: dict[Owner, int] = {}
         """The units of each transaction that holds some. A request without a transaction never holds and waits."""
+        self.requests: dict[str, int] = {}
+        """The number of requests with which each of these transactions holds units."""
         self.asked: dict[str, tuple[int, int, int]] = {}
         """Of each transaction that waits for units: the number of its waiting requests, their units, and a limit that is at most
         the smallest one of theirs."""
@@ -97,6 +103,7 @@ class Counted:
         self.in_use += units
         if transaction is not None:
             self.by_transaction[transaction] = self.by_transaction.get(transaction, 0) + units
+            self.requests[transaction] = self.requests.get(transaction, 0) + 1
 
     def remove(self, transaction: str | None, units: int) -> None:
         """Count the units of a holder that ends."""
@@ -104,10 +111,12 @@ class Counted:
         self.in_use -= units
         if transaction is not None:
             self.by_transaction[transaction] -= units
-            if not self.by_transaction[transaction]:
-                del self.by_transaction[transaction]
-                if len(self.by_transaction) in CHECKED_SIZES:
+            self.requests[transaction] -= 1
+            if not self.requests[transaction]:
+                del self.by_transaction[transaction], self.requests[transaction]
+                if len(self.requests) in CHECKED_SIZES:
                     compact(self.by_transaction)
+                    compact(self.requests)
 
     def begin_wait(self, transaction: str, asked: UnitCount) -> None:
         """Count the units that a new waiting request asks for."""

@@ -15,6 +15,7 @@ from genie.core.special import (
     MAX_CLOSED_WAITERS,
     MAX_COMPARED_NAMES,
     MAX_EXAMPLES,
+    MAX_QUEUES,
     MAX_SEPARATE_SUBTREES,
     MAX_WAITERS_BELOW,
     NAMES_PER_WAITER_BELOW,
@@ -99,7 +100,7 @@ def _open_subtree(table: LockTable, subtree: str, max_waiters: float, max_cost: 
     """Add a subtree to the table, with intentions for the locks and the waiting requests below it.
 
     Return the cost of the waiting requests, for which `MAX_WAITERS_BELOW` is the limit. If there are more than `max_waiters`,
-    or if they cost more than `max_cost`, change nothing, and return infinity.
+    if they cost more than `max_cost`, or if one of them waits in too many queues, change nothing, and return infinity.
     """
     special, queues = _read_below(table, subtree)
     entries: list[QueueEntry] = []
@@ -110,6 +111,8 @@ def _open_subtree(table: LockTable, subtree: str, max_waiters: float, max_cost: 
     waiting = {entry[2].id: entry[2] for entry in entries}
     cost = len(waiting) + sum([each.name_count() for each in waiting.values()]) // NAMES_PER_WAITER_BELOW
     if len(waiting) > max_waiters or cost > max_cost:
+        return inf
+    if max_cost < inf and any(each.queue_count() >= MAX_QUEUES for each in waiting.values()):
         return inf
     if subtree in table.closing:  # its numbers are exact, and some waiters below it have intentions
         left = table.subtrees[subtree].wait_queue
@@ -341,6 +344,6 @@ def locks_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) 
     for name in [name for name in names if name not in table.uncontended]:
         resource = table.resources[name]
         shared += grants[name] - resource.exclusive_count  # if it is not 0, all holders have the same owner
-        if isinstance(resource.special, Counted) and owner in resource.special.by_transaction:
-            shared -= sum([each.owner == owner and name in each.units for each in resource.holders.values()])
+        if isinstance(resource.special, Counted):
+            shared -= resource.special.requests.get(str(owner), 0)
     return shared, total - shared

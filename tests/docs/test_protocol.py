@@ -14,7 +14,7 @@ from transcript import encode_line, execute, steps
 from genie import lock_modes
 from genie.config import Settings
 from genie.core import Reason, Request, manager, view
-from genie.core.special import MAX_COMPARED_NAMES, MAX_SEARCHED_LEVELS, MAX_WAITERS_BELOW
+from genie.core.special import MAX_COMPARED_NAMES, MAX_QUEUES, MAX_SEARCHED_LEVELS, MAX_WAITERS_BELOW
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 from genie.errors import Code
 from genie.protocol import commands, diagnostics, framing, limits, replies, resources
@@ -228,6 +228,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Bytes of held and waiting requests, sessions and watches": SETTINGS.limits.max_state,
         "Steps of the search for a deadlock and of the rearrangement of queues, for one request": MAX_ARRIVAL_STEPS,
         "Requests that wait below the new subtrees of a request, which no other request names": MAX_WAITERS_BELOW,
+        "Queues in which a request may wait, of its resources and of the subtrees above them that are locked or waited for": MAX_QUEUES,
         "Locked names that are compared with several new subtrees of a request: the product of both": MAX_COMPARED_NAMES,
         "Connections": SETTINGS.limits.max_connections,
         "Connections from one address": SETTINGS.limits.max_connections_per_address,

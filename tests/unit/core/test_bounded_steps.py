@@ -424,6 +424,32 @@ def test_very_many_names_below_nested_subtrees_are_read_once_for_all_subtrees(mo
     assert instructions(manager, Release(other.id)) < 1_300 * len(few)
 
 
+def test_few_waiting_requests_of_a_transaction_with_many_names_are_granted_in_slices() -> None:
+    manager = LockManager()
+    holder = lock(manager, "first")
+    names = tuple(f"{number}" for number in range(1_000))
+    waiters = [lock(manager, "first", shared=names, transaction="T") for _ in range(16)]
+    assert instructions(manager, Release(holder.id)) < 2 * MAX_INSTRUCTIONS
+    assert finish(manager) < 2 * MAX_INSTRUCTIONS
+    assert all(waiter.state is State.HELD for waiter in waiters)
+
+
+def test_a_request_is_checked_once_although_very_many_of_its_queues_have_changed() -> None:
+    """Otherwise the grants of all other queues would wait for as many steps."""
+    manager = LockManager()
+    lock(manager, "blocked")
+    names = [f"{number}" for number in range(1_000)]
+    holder = lock(manager, *names)
+    waiter = lock(manager, *names, "blocked", transaction="T")
+    manager.step(Release(holder.id), 0)
+    steps = 0
+    while manager.pending_grants:
+        manager.step(Continue(), 0)
+        steps += 1
+    assert steps < 3
+    assert waiter.state is State.WAITING
+
+
 def test_choices_in_very_many_directories_of_many_levels_are_rejected_while_subtrees_are_locked() -> None:
     """The subtrees above each directory are searched for level by level."""
 

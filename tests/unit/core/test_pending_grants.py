@@ -157,8 +157,9 @@ def lock_many(manager: LockManager, *exclusive: str, owner: str | None = None) -
     return request
 
 
-def leave_many_queues() -> tuple[LockManager, list[str], Request]:
+def leave_many_queues(monkeypatch: pytest.MonkeyPatch) -> tuple[LockManager, list[str], Request]:
     """Return a lock manager in which the cancellation of a request leaves nearly all its queues for later, and its holder."""
+    monkeypatch.setattr(grant, "MAX_CANDIDATES", 1)
     manager, names = LockManager(), [f"{number}" for number in range(1_000)]
     lock_many(manager, "blocked")
     holder = lock_many(manager, *names, owner="T")
@@ -168,16 +169,16 @@ def leave_many_queues() -> tuple[LockManager, list[str], Request]:
     return manager, names, holder
 
 
-def test_a_queue_whose_grants_are_pending_is_left_for_later_once() -> None:
+def test_a_queue_whose_grants_are_pending_is_left_for_later_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a client could leave its queues again and again, and the list would grow without limit."""
-    manager, names, _ = leave_many_queues()
+    manager, names, _ = leave_many_queues(monkeypatch)
     for _ in range(5):
         manager.step(Release(lock_many(manager, *names, "blocked").id), 0)
     assert len(manager.pending_grants) <= len(names)
 
 
-def test_no_grants_are_pending_in_a_queue_without_waiters() -> None:
-    manager, _, _ = leave_many_queues()
+def test_no_grants_are_pending_in_a_queue_without_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager, _, _ = leave_many_queues(monkeypatch)
     for request in [*manager.table.waiting.values()]:
         manager.step(Release(request.id), 0)
     assert not manager.pending_grants
@@ -186,7 +187,7 @@ def test_no_grants_are_pending_in_a_queue_without_waiters() -> None:
 def test_locks_expire_while_the_grants_of_many_queues_are_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client could keep these grants pending for ever."""
     monkeypatch.setattr(manager_module, "MAX_CONTINUED_QUEUES", 100)
-    manager, _, _ = leave_many_queues()
+    manager, _, _ = leave_many_queues(monkeypatch)
     expired = Request((), ("other",), transaction_timeout_ms=1_000)
     manager.step(expired, 0)
     manager.step(Expire(), 1_000)

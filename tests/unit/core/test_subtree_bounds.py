@@ -24,12 +24,14 @@ from genie.core import (
     Request,
     TimedOut,
     grant,
+    lock_table,
     subtrees,
     view,
     wait_queue,
 )
+from genie.core import manager as manager_module
 from genie.core.deadlock import GRANTS_PER_WAITER, WAITERS_PER_STEP, waiting_owners_below
-from genie.core.model import HELD, details_of
+from genie.core.model import HELD, Details, details_of
 from genie.core.special import MAX_EXAMPLES, Subtree
 from genie.server.sessions import Session
 from simulator.invariants import check
@@ -323,6 +325,50 @@ def test_the_waiters_below_a_new_subtree_count_as_entries_of_the_wait_queues() -
     check(manager)
     manager.request(request_for("a/**"), 0, 9)
     assert manager.table.queue_entries == 9
+    check(manager)
+
+
+def test_a_request_waits_in_a_bounded_number_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name may have subtrees of its own above it, and each step of the request reads all its queues."""
+    for module in (grant, manager_module, lock_table, subtrees):
+        monkeypatch.setattr(module, "MAX_QUEUES", 30)
+    manager = LockManager()
+    names = [f"{number}/a/b" for number in range(16)]
+    early = step(manager, *names, transaction="T")
+    waiting = step(manager, *names)
+    for number in range(14):
+        step(manager, shared=(f"{number}/**",))
+    assert waiting.queue_count() == 30
+    before = manager.table.queue_entries
+    rejected = request_for(shared=("14/**",))
+    assert manager.step(rejected, 0) == [QueueFull(rejected, is_opening=True)]
+    assert manager.table.queue_entries == before
+    assert step(manager, *names).queue_count() == 30
+    check(manager)
+    for request in [*manager.table.waiting.values(), early]:
+        if request.exclusive:
+            manager.step(Release(request.id), 0)
+    for number in range(16):
+        assert step(manager, shared=(f"{number}/**", f"{number}/a/**")).state is HELD
+    for mode in ((names, ()), ((), names)):
+        rejected = request_for(*mode[0], shared=tuple(mode[1]))
+        assert manager.step(rejected, 0) == [QueueFull(rejected, is_opening=True)]
+    check(manager)
+
+
+def test_the_units_of_a_transaction_below_a_subtree_are_not_counted_one_by_one() -> None:
+    """Very many requests may hold units of the same resources."""
+    manager = LockManager()
+    step(manager, shared=("a/s",), transaction="T")
+    for _ in range(400):
+        request = Request(transaction="T", transaction_timeout_ms=1e12)
+        request.details = Details({f"a/{number}": (1, 1_000) for number in range(20)})
+        manager.step(request, 0)
+    assert manager.table.locks == 8_001
+    subtree, counter = request_for(shared=("a/**",), transaction="T"), InstructionCounter()
+    counter.run(manager.step, subtree, 0)
+    assert subtree.state is HELD
+    assert counter.instructions < 10_000
     check(manager)
 
 
