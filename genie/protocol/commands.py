@@ -182,10 +182,22 @@ def read(line: bytes) -> WireCommand:
         reason = codec.malformed_reason(error)
         if reason is not None:  # it names the position: no second decoding is needed
             raise diagnostics.bad_json(reason) from None
-    return _read_long(line)
+    return _read_again(line)
 
 
-def _read_long(line: bytes) -> WireCommand:
+def read_long(line: bytes) -> WireCommand:
+    """Decode a line that may be long, as `read` does. Nearly all lines are short: `read` does not count the values of a valid one.
+
+    Raises:
+        RequestRejected: the line is invalid, or has too many values.
+
+    """
+    if diagnostics.has_too_many_values(line):
+        raise diagnostics.too_many_values()
+    return read(line)
+
+
+def _read_again(line: bytes) -> WireCommand:
     """Decode a line that is not a valid line with short texts.
 
     `diagnostics.explain`, which is slow, decodes an invalid line once more to find the error message.
@@ -383,7 +395,7 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
     if not contains_hello and b"\\u" not in line:  # JSON may contain escapes in the word `hello`
         return None
     try:
-        command = read(line)
+        command = read_long(line)
     except RequestRejected as rejection:
         may_be_hello = (contains_hello and rejection.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
         # A copy: the frames of the traceback have the line, of up to a MiB, and the frame of the caller has the error.

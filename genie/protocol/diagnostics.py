@@ -20,6 +20,7 @@ from genie.protocol.limits import (
     MAX_DEPTH,
     MAX_DIGITS,
     MAX_ID,
+    MAX_KEYS,
     MAX_NAMESPACE,
     MAX_NOTE,
     MAX_PRIORITY,
@@ -248,8 +249,8 @@ def bad_json(error: str) -> RequestRejected:
 
 
 def too_many_values() -> RequestRejected:
-    """Return the error for a line with too many values."""
-    return bad_json(f"it has more than {MAX_VALUES} values")
+    """Return the error for a line with too many values or keys."""
+    return bad_json(f"it has more than {MAX_VALUES} values, or more than {MAX_KEYS} keys")
 
 
 def invalid_choices(error: ValueError, ref: str | None) -> RequestRejected:
@@ -258,15 +259,20 @@ def invalid_choices(error: ValueError, ref: str | None) -> RequestRejected:
     return RequestRejected(Code.BAD_REQUEST, reason, ref=ref)
 
 
-def has_too_many_values(line: bytes) -> bool:
-    """Return whether a line has more than `MAX_VALUES` values, which would take tenths of a second to decode and to free.
+_KEY: Final = re.compile(rb'"[ \t\r\n]*:')
 
-    Counts separators: first all of them, which is fast, and if there are many, the strings and the separators outside strings.
+
+def has_too_many_values(line: bytes) -> bool:
+    """Return whether a line has more than `MAX_VALUES` values, or is long and has more than `MAX_KEYS` keys. They would take tenths
+    of a second to decode and to free.
+
+    Counts separators and keys: first all of them, which is fast, and if there are many, the strings and what is outside strings.
     """
-    if len(line) <= MAX_VALUES or _count_separators(line) <= MAX_VALUES:
+    if len(line) <= MAX_VALUES or (_count_separators(line) <= MAX_VALUES and len(_KEY.findall(line)) <= MAX_KEYS):
         return False
-    parts = line.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return parts.count(b'"') > 2 * MAX_VALUES or _count_separators(b"".join(parts.split(b'"')[::2])) > MAX_VALUES
+    parts = line.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+    outside = b"".join(parts[::2])
+    return len(parts) > 2 * MAX_VALUES or _count_separators(outside) > MAX_VALUES or outside.count(b":") > MAX_KEYS
 
 
 def _count_separators(text: bytes) -> int:

@@ -41,6 +41,7 @@ from genie.protocol.commands import (
     WireCommand,
     read,
 )
+from genie.protocol.diagnostics import has_too_many_values, too_many_values
 from genie.protocol.framing import LongLine
 from genie.protocol.replies import granted, success
 from genie.server.auth import authorize
@@ -248,7 +249,11 @@ class Dispatcher:
                 if isinstance(item, RequestRejected):
                     notifier.reject(connection, item)
                 elif type(item) is LongLine:
-                    if not may_be_slow or self.execute(now, connection, iter((item.line,)), True) is not None:
+                    if not may_be_slow:
+                        return item
+                    if has_too_many_values(item.line):
+                        notifier.reject(connection, too_many_values())
+                    elif self.execute(now, connection, iter((item.line,)), True) is not None:
                         return item
                 elif not (self._end_input if item is END_OF_INPUT else self._report_state)(now, connection):
                     return item  # slices are left

@@ -176,6 +176,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Bytes in a line": framing.MAX_LINE_BYTES,
         "Nesting depth of JSON": limits.MAX_DEPTH,
         "Values in a line": limits.MAX_VALUES,
+        "Keys in a line of more than 32,768 bytes; a repeated key counts again": limits.MAX_KEYS,
         "Resources in a request": resources.MAX_RESOURCES,
         "Entries of `anyOf`": resources.MAX_CHOICES,
         "Entries of `anyOf` that ask for units": resources.MAX_UNIT_CHOICES,

@@ -431,6 +431,31 @@ def test_a_line_with_very_many_values_is_not_decoded_as_objects(line: bytes, mon
     assert not diagnostics.is_hello(line)
 
 
+SMALL = b"2.4703282292062327208e-324"
+
+
+@pytest.mark.parametrize("end", [b"", b',"ref":"%b"' % (b"r" * 100), b',"ref":5'], ids=["valid", "long", "invalid"])
+def test_a_long_line_with_very_many_keys_is_not_decoded(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typed decoder takes long for each number that is nearly 0, and decodes it again for each repeated key."""
+    for name in ("_decode", "_decode_short"):
+        monkeypatch.setattr(commands, name, lambda _: pytest.fail("decoded"))
+    keys = b",".join([b'"priority" :%b' % SMALL] * (limits.MAX_KEYS + 1))
+    line = b'{"command":"request","payload":{"resources":["shared:hello"],%b%b}}' % (keys, end)
+    with pytest.raises(RequestRejected, match="more than 1000 keys"):
+        commands.read_long(line)
+    rejection = commands.read_hello(line)
+    assert isinstance(rejection, RequestRejected)
+    assert "more than 1000 keys" in rejection.message
+
+
+def test_colons_after_quotes_in_texts_are_no_keys() -> None:
+    names = [f'shared:{number}":' for number in range(9_000)]
+    line = orjson.dumps({"command": "request", "payload": {"anyOf": names, "target": 1}})
+    assert isinstance(commands.read_long(line), Take)
+    repeated = b'{"command":"ping","payload":{%b}}' % b",".join([b'"ref":"a"'] * (limits.MAX_KEYS + 1))
+    assert isinstance(commands.read_long(repeated), Ping), "the line is short"
+
+
 def test_commas_and_brackets_in_texts_are_no_values() -> None:
     names = [f'exclusive:{number},[{{,,\\"' for number in range(limits.MAX_VALUES // 8)]
     line = orjson.dumps({"command": "request", "payload": {"anyOf": names, "target": 1}})

@@ -252,6 +252,20 @@ async def test_one_long_line_of_all_connections_is_executed_in_an_iteration(
         assert client.commands() == ["pong", *["queued", "released"] * 2, "pong"]
 
 
+async def test_a_long_line_with_very_many_keys_is_not_decoded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, read = Client(world), dispatcher.read
+    monkeypatch.setattr(
+        dispatcher, "read", lambda text: pytest.fail("decoded") if len(text) > LONG_LINE_BYTES else read(text)
+    )
+    client.send("ping")
+    repeated = b",".join([b'"priority":5e-324'] * 2_000)
+    client.connection.data_received(b'{"command":"request","payload":{"resources":["shared:a"],%b}}\n' % repeated)
+    client.send("ping", ref="after")
+    await world.settle()
+    assert client.commands() == ["pong", "error", "pong"]
+    assert client.received[1]["payload"]["code"] == "bad-json"
+
+
 async def test_a_long_line_is_rejected_without_reading_its_names_while_the_store_is_unavailable() -> None:
     any_of = [f"exclusive:{number}" for number in range(CHOICES)]
     long_line = LongLine(line("request", anyOf=[*any_of, any_of[0]], target=1, ref="r"))
