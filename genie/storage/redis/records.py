@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from msgspec import Meta, Struct, ValidationError, json
 
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request, context_of
+from genie.core.deadlines import NEVER
 from genie.core.model import Details, details_of
 from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin, UnknownFormat
 
@@ -23,7 +24,7 @@ SESSION_TIMEOUT_MS = 10_000.0
 
 
 MAX_NUMBER = 2**53
-"""No server stores a greater number. A server cannot calculate with some, or send them to clients."""
+"""No server stores a greater number, except `NEVER` as a deadline. A server cannot calculate with some, or send them to clients."""
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Integer = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
@@ -51,8 +52,8 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """When the request was granted, began to wait or ended, in milliseconds of the lock manager's clock."""
     since_unix_ms: Integer
     """The same moment as Unix time. 0 for a retained reply."""
-    deadline: Integer
-    """When the request expires, in milliseconds of the lock manager's clock. 0 for a retained reply."""
+    deadline: Annotated[int, Meta(ge=-MAX_NUMBER, le=NEVER)]
+    """When the request expires, in milliseconds of the lock manager's clock. 0 for a retained reply, `NEVER` without a time limit."""
     state: Literal["held", "queued", "ended"] = "held"
     """`ended` for a retained reply."""
     queue_timeout_ms: Number = TIMEOUT_MS

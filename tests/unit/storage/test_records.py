@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import defstruct, json, structs
 
 from genie.core import WAITING, Context, LockManager, Release, Request
+from genie.core.deadlines import NEVER
 from genie.core.model import details_of
 from genie.storage.redis import records
 from genie.storage.redis.connection import RedisFailure
@@ -85,6 +86,14 @@ def test_a_number_with_which_a_server_cannot_calculate_is_rejected(field: str, v
     encoded = b'%b,"%b":%b}' % (json.encode(record)[:-1], field.encode(), repr(value).replace("'", '"').encode())
     with pytest.raises(UnknownFormat, match=field):
         RecordDecoder().decode(7, encoded)
+
+
+def test_a_request_that_waits_without_a_time_limit_is_decoded() -> None:
+    request = held()
+    request.state, request.deadline, request.fence = WAITING, NEVER, 0
+    decoded = RecordDecoder().decode(7, encode(request))
+    assert isinstance(decoded, Request)
+    assert decoded.deadline == NEVER
 
 
 def test_a_record_without_the_fields_of_every_version_is_rejected() -> None:
