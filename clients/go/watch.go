@@ -29,6 +29,50 @@ func (c Change) conflictsWith(other Change) bool {
 	return !sameOwner && (c.Mode != other.Mode || c.Mode == "exclusive") // units exclude each other only by their number
 }
 
+// heldLocks are the reported locks on one resource, which do not conflict with each other. A resource may have thousands of shared
+// locks. So a new lock is compared with each of them only if not all have its mode, which is not exclusive, or its transaction.
+type heldLocks struct {
+	byID              map[int64]Change
+	mode, transaction string // of all locks; empty: they may have several
+}
+
+func (l *heldLocks) add(c Change) {
+	if len(l.byID) == 0 {
+		l.mode, l.transaction = c.Mode, c.Transaction
+	}
+	l.note(c)
+	l.byID[c.ID] = c
+}
+
+// note clears the mode and the transaction if a lock has another one.
+func (l *heldLocks) note(c Change) {
+	if c.Mode != l.mode {
+		l.mode = ""
+	}
+	if c.Transaction != l.transaction {
+		l.transaction = ""
+	}
+}
+
+// conflictingWith returns the ids of the locks that conflict with a new one.
+func (l *heldLocks) conflictingWith(c Change) []int64 {
+	if c.Mode == l.mode && c.Mode != "exclusive" || c.Transaction != "" && c.Transaction == l.transaction {
+		return nil
+	}
+	for _, first := range l.byID { // locks may have ended since: the next call may be shorter
+		l.mode, l.transaction = first.Mode, first.Transaction
+		break
+	}
+	var found []int64
+	for id, other := range l.byID {
+		l.note(other)
+		if c.conflictsWith(other) {
+			found = append(found, id)
+		}
+	}
+	return found
+}
+
 // matches returns whether a resource has the prefix, or is a subtree that contains all names with the prefix.
 func matches(prefix, resource string) bool {
 	isSubtree := resource == "**" || strings.HasSuffix(resource, "/**")
@@ -48,9 +92,9 @@ type Watch struct {
 	isLive  bool  // events follow the last snapshot
 	call    *call // the `watch` without an answer
 	changes []Change
-	changed chan struct{}               // closed when the consumer can continue; nil: no consumer waits
-	held    map[string]map[int64]Change // the locks after all changes, by resource and id
-	err     error                       // why the watch has ended; nil: it is open
+	changed chan struct{}         // closed when the consumer can continue; nil: no consumer waits
+	held    map[string]*heldLocks // the locks after all changes, by resource
+	err     error                 // why the watch has ended; nil: it is open
 }
 
 // Watch begins to follow the locks on all resources whose names begin with prefix. The first changes are a "resync", and a
@@ -64,7 +108,7 @@ func (c *Client) Watch(prefix string) (*Watch, error) {
 	if c.closed != nil {
 		return nil, c.closed
 	}
-	w := &Watch{client: c, prefix: prefix, held: map[string]map[int64]Change{}}
+	w := &Watch{client: c, prefix: prefix, held: map[string]*heldLocks{}}
 	c.watches[w] = true
 	w.request()
 	return w, nil
@@ -140,7 +184,7 @@ func (w *Watch) onSnapshot(r *call) {
 		present[Change{Resource: row.Resource, ID: row.ID}] = true
 	}
 	for resource, locks := range w.held {
-		for id := range locks {
+		for id := range locks.byID {
 			if !r.answer.Truncated && !present[Change{Resource: resource, ID: id}] {
 				w.unlocked(resource, id)
 			}
@@ -171,30 +215,33 @@ func (w *Watch) onEvent(event Change) {
 // locked adds the grant of a lock. A reported lock that conflicts with it must have ended.
 func (w *Watch) locked(change Change) {
 	locks := w.held[change.Resource]
-	if _, reported := locks[change.ID]; reported {
+	if locks == nil {
+		locks = &heldLocks{byID: map[int64]Change{}}
+	}
+	if _, reported := locks.byID[change.ID]; reported {
 		return
 	}
-	for id, other := range locks {
-		if change.conflictsWith(other) {
-			w.unlocked(change.Resource, id)
-		}
-	}
-	if w.held[change.Resource] == nil {
-		w.held[change.Resource] = map[int64]Change{}
+	for _, id := range locks.conflictingWith(change) {
+		w.unlocked(change.Resource, id)
 	}
 	change.State = "locked"
-	w.held[change.Resource][change.ID] = change
+	locks.add(change)
+	w.held[change.Resource] = locks // `unlocked` may have removed it
 	w.changes = append(w.changes, change)
 }
 
 // unlocked adds the end of a lock, if the lock was reported.
 func (w *Watch) unlocked(resource string, id int64) {
-	change, reported := w.held[resource][id]
+	locks := w.held[resource]
+	if locks == nil {
+		return
+	}
+	change, reported := locks.byID[id]
 	if !reported {
 		return
 	}
-	delete(w.held[resource], id)
-	if len(w.held[resource]) == 0 {
+	delete(locks.byID, id)
+	if len(locks.byID) == 0 {
 		delete(w.held, resource)
 	}
 	change.State = "unlocked"

@@ -62,6 +62,39 @@ class Change(Struct, frozen=True, gc=False):
         return self.mode != other.mode or self.mode == "exclusive"
 
 
+class HeldLocks(dict[int, Change]):
+    """The reported locks on one resource, by id, which do not conflict with each other.
+
+    A resource may have thousands of shared locks. So a new lock is compared with each of them only if it may conflict with
+    one: not if all have its mode, which is not exclusive, or all are of its transaction.
+    """
+
+    __slots__ = ("mode", "transaction")
+
+    def __init__(self) -> None:
+        self.mode: str | None = None
+        """The mode of all locks. None if they may have several."""
+        self.transaction: str | None = None
+        """The transaction of all locks. None if they may have several, or none."""
+
+    def add(self, change: Change) -> None:
+        """Add a lock that does not conflict with the others."""
+        is_first = not self
+        self.mode = change.mode if is_first or change.mode == self.mode else None
+        self.transaction = change.transaction if is_first or change.transaction == self.transaction else None
+        self[change.id] = change
+
+    def conflicting_with(self, change: Change) -> list[Change]:
+        """Return the locks that conflict with a new one."""
+        if change.mode == self.mode != "exclusive" or change.transaction == self.transaction is not None:
+            return []
+        modes = {other.mode for other in self.values()}  # locks may have ended since: the next call may be shorter
+        transactions = {other.transaction for other in self.values()}
+        self.mode = modes.pop() if len(modes) == 1 else None
+        self.transaction = transactions.pop() if len(transactions) == 1 else None
+        return [other for other in self.values() if change.conflicts_with(other)]
+
+
 class WatchState(Enum):
     """The state of a watch."""
 
@@ -90,7 +123,7 @@ class Watch(Call):
         self.state = WatchState.LAGGING
         self.changes: deque[Change] = deque()
         """The changes that the consumer has not taken yet."""
-        self.held_locks: dict[str, dict[int, Change]] = {}
+        self.held_locks: dict[str, HeldLocks] = {}
         """The locks that are held once the consumer has taken all `changes`, by resource and id."""
         self.wants_next = False
         """True if the consumer waits for a change, and was not woken yet."""
@@ -134,15 +167,13 @@ class Watch(Call):
         change = Change(row.resource, "locked", row.mode, row.id, row.transactionName, row.units, row.of)
         locks = self.held_locks.get(row.resource)
         if locks is None:
-            self.held_locks[row.resource] = {row.id: change}
-            self.changes.append(change)
+            locks = HeldLocks()
+        elif row.id in locks:
             return
-        if row.id in locks:
-            return
-        for other in list(locks.values()):
-            if change.conflicts_with(other):
-                self.apply_unlocked(other.resource, other.id)
-        self.held_locks.setdefault(row.resource, {})[row.id] = change  # `apply_unlocked` may have removed the resource
+        for other in locks.conflicting_with(change):
+            self.apply_unlocked(other.resource, other.id)
+        locks.add(change)
+        self.held_locks[row.resource] = locks  # `apply_unlocked` may have removed it
         self.changes.append(change)
 
     def apply_unlocked(self, resource: str, id: int) -> None:

@@ -25,7 +25,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   #error: unknown;
   #changes: Change[] = [];
   /** The locks that are held after all `#changes`, by resource and id. */
-  readonly #held = new Map<string, Map<number, Change>>();
+  readonly #held = new Map<string, HeldLocks>();
   readonly #iterator = this.#iterate();
   /** Continues the iteration. undefined: its consumer does not wait. */
   #wake: (() => void) | undefined;
@@ -127,10 +127,10 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
 
   /** Reports a lock, unless it was reported before. A reported lock that conflicts with it must have ended. */
   #lock(change: Change): void {
-    const locks = this.#held.get(change.resource) ?? new Map<number, Change>();
+    const locks = this.#held.get(change.resource) ?? new HeldLocks();
     if (locks.has(change.id)) return;
-    for (const other of [...locks.values()]) if (conflict(change, other)) this.#unlock(other.resource, other.id);
-    locks.set(change.id, change);
+    for (const other of locks.conflictingWith(change)) this.#unlock(other.resource, other.id);
+    locks.add(change);
     this.#held.set(change.resource, locks);
     this.#changes.push(change);
   }
@@ -142,6 +142,35 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     locks.delete(id);
     if (!locks.size) this.#held.delete(resource);
     this.#changes.push({ ...locked, state: 'unlocked' });
+  }
+}
+
+/**
+ * The reported locks on one resource, by id, which do not conflict with each other. A resource may have thousands of shared locks.
+ * So a new lock is compared with each of them only if not all have its mode, which is not exclusive, or its transaction.
+ */
+class HeldLocks extends Map<number, Change> {
+  /** The mode and the transaction of all locks. undefined: they may have several. */
+  #mode: string | undefined;
+  #transaction: string | undefined;
+
+  add(change: Change): void {
+    if (!this.size) this.#mode = change.mode;
+    if (!this.size) this.#transaction = change.transactionName;
+    if (change.mode !== this.#mode) this.#mode = undefined;
+    if (change.transactionName !== this.#transaction) this.#transaction = undefined;
+    this.set(change.id, change);
+  }
+
+  conflictingWith(change: Change): Change[] {
+    if (change.mode === this.#mode && change.mode !== 'exclusive') return [];
+    if (change.transactionName !== undefined && change.transactionName === this.#transaction) return [];
+    const all = [...this.values()];
+    const first = all[0]; // locks may have ended since: the next call may be shorter
+    this.#mode = all.every(({ mode }) => mode === first?.mode) ? first?.mode : undefined;
+    const isOwn = ({ transactionName }: Change): boolean => transactionName === first?.transactionName;
+    this.#transaction = all.every(isOwn) ? first?.transactionName : undefined;
+    return all.filter((other) => conflict(change, other));
   }
 }
 

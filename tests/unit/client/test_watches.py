@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from genie import Change
 from genie.client import watches
@@ -12,6 +14,7 @@ from genie.client.commands import Ping
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
 from genie.errors import RequestRejected
+from genie.protocol.messages import HeldRow
 from support.network.scripted_server import (
     SECRET,
     RefIgnoringSession,
@@ -435,3 +438,49 @@ def test_messages_about_own_locks_do_not_affect_watches():
 def test_a_prefix_that_the_server_would_reject(prefix):
     with pytest.raises(ValueError, match=r"prefix|surrogate"):
         Watch(prefix)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["locked", "locked", "unlocked"]),
+            st.integers(1, 8),
+            st.sampled_from(["shared", "exclusive", "units"]),
+            st.sampled_from([None, "t", "u"]),
+        ),
+        max_size=40,
+    )
+)
+def test_a_lock_ends_the_reported_locks_that_conflict_with_it(steps: list[tuple[str, int, str, str | None]]) -> None:
+    watch, expected = Watch("a"), dict[int, Change]()
+    for state, id, mode, transaction in steps:
+        if state == "unlocked":
+            watch.apply_unlocked("a", id)
+            expected.pop(id, None)
+        elif id not in expected:
+            watch.apply_locked(HeldRow("a", mode, id, transaction))
+            change = Change("a", "locked", mode, id, transaction)
+            expected = {id: other for id, other in expected.items() if not change.conflicts_with(other)} | {id: change}
+        assert watch.held_locks.get("a", {}) == expected
+
+
+def test_a_shared_lock_is_not_compared_with_each_other_shared_lock_on_its_resource(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = 0
+    conflicts_with = Change.conflicts_with
+
+    def count(one: Change, other: Change) -> bool:
+        nonlocal compared
+        compared += 1
+        return conflicts_with(one, other)
+
+    monkeypatch.setattr(Change, "conflicts_with", count)
+    watch = Watch("a")
+    own = [HeldRow("a", "shared", id, "t") for id in range(1, 1_000)] + [HeldRow("a", "exclusive", 1_000, "t")]
+    watch.apply_snapshot(own, truncated=False)
+    watch.apply_unlocked("a", 1_000)
+    for id in range(1_001, 2_000):
+        watch.apply_locked(HeldRow("a", "shared", id))
+    assert len(watch.held_locks["a"]) == 1_998
+    assert compared <= 1_000, "only the first lock after those of one transaction"

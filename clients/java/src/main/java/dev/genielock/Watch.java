@@ -23,13 +23,53 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
 
     private record Key(String resource, long id) {}
 
+    /**
+     * The reported locks on one resource, which do not conflict with each other. A resource may have thousands of shared locks. So a
+     * new lock is compared with each of them only if not all have its mode, which is not exclusive, or its transaction.
+     */
+    private static final class HeldLocks {
+        final Map<Long, Change> byId = new HashMap<>();
+        private Optional<Change> sample = Optional.empty(); // any of them, unless they have ended
+        private boolean hasOneMode; // all have the mode of the sample
+        private boolean hasOneOwner; // all have the transaction of the sample
+
+        void add(Change change) {
+            if (byId.isEmpty()) reset(change);
+            note(change);
+            byId.put(change.id(), change);
+        }
+
+        List<Change> conflictingWith(Change change) {
+            if (sample.isEmpty() || hasOneMode && hasMode(change) && !change.mode().equals("exclusive")
+                    || hasOneOwner && hasOwner(change) && change.transaction().isPresent()) return List.of();
+            byId.values().stream().findFirst().ifPresent(this::reset); // locks may have ended since: the next call may be shorter
+            byId.values().forEach(this::note);
+            return byId.values().stream().filter(change::conflictsWith).toList();
+        }
+
+        private void reset(Change first) {
+            sample = Optional.of(first);
+            hasOneMode = true;
+            hasOneOwner = true;
+        }
+
+        private void note(Change change) {
+            hasOneMode &= hasMode(change);
+            hasOneOwner &= hasOwner(change);
+        }
+
+        private boolean hasMode(Change change) { return sample.get().mode().equals(change.mode()); }
+
+        private boolean hasOwner(Change change) { return sample.get().transaction().equals(change.transaction()); }
+    }
+
     private final Session session;
     private final String prefix;
 
     // The mutex of the session protects the rest.
     private final Condition changed; // the consumer can continue
     private final ArrayDeque<Change> changes = new ArrayDeque<>();
-    private final Map<String, Map<Long, Change>> held = new HashMap<>(); // the locks after all changes, by resource and id
+    private final Map<String, HeldLocks> held = new HashMap<>(); // the locks after all changes, by resource
     private boolean isLive; // events follow the last snapshot
     private Call call; // the `watch` without an answer; null: there is none
     private GenieException ended; // why the watch has ended; null: it is open
@@ -143,7 +183,7 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         changes.add(Change.resync(isTruncated));
         if (!isTruncated) { // otherwise a lock that is missing may be held; only a lock that conflicts with it shows its end
             var present = rows.stream().map(row -> new Key(row.resource(), row.id())).collect(Collectors.toSet());
-            Stream<Change> reported = held.values().stream().flatMap(locks -> locks.values().stream());
+            Stream<Change> reported = held.values().stream().flatMap(locks -> locks.byId.values().stream());
             reported.filter(lock -> !present.contains(new Key(lock.resource(), lock.id()))).toList()
                     .forEach(lock -> unlocked(lock.resource(), lock.id()));
         }
@@ -175,21 +215,20 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
 
     /** Adds the grant of a lock. A reported lock that conflicts with it must have ended. */
     private void locked(Change change) {
-        var locks = held.getOrDefault(change.resource(), Map.of());
-        if (locks.containsKey(change.id())) return;
-        for (Change other : List.copyOf(locks.values())) {
-            if (change.conflictsWith(other)) unlocked(other.resource(), other.id());
-        }
-        held.computeIfAbsent(change.resource(), resource -> new HashMap<>()).put(change.id(), change);
+        var locks = held.getOrDefault(change.resource(), new HeldLocks());
+        if (locks.byId.containsKey(change.id())) return;
+        for (Change other : locks.conflictingWith(change)) unlocked(other.resource(), other.id());
+        locks.add(change);
+        held.put(change.resource(), locks); // `unlocked` may have removed it
         changes.add(change.withState("locked"));
     }
 
     /** Adds the end of a lock, if the lock was reported. */
     private void unlocked(String resource, long id) {
-        Map<Long, Change> locks = held.get(resource);
-        Change change = locks == null ? null : locks.remove(id);
+        HeldLocks locks = held.get(resource);
+        Change change = locks == null ? null : locks.byId.remove(id);
         if (change != null) {
-            if (locks.isEmpty()) held.remove(resource);
+            if (locks.byId.isEmpty()) held.remove(resource);
             changes.add(change.withState("unlocked"));
         }
     }
