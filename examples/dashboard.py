@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -207,12 +207,21 @@ def take_picture(file: Path, seconds: float, width: int, height: int, *, dark: b
 
             wait_for_listener(admin_port)
             driver.get(f"http://127.0.0.1:{admin_port}/")
-            with suppress(TimeoutError):
-                asyncio.run(asyncio.wait_for(simulate(port, "127.0.0.1"), seconds))
-            driver.save_screenshot(str(file))
+            asyncio.run(simulate_until(port, seconds, lambda: driver.save_screenshot(str(file))))
         finally:
             driver.quit()
             server.terminate()
+
+
+async def simulate_until(port: int, seconds: float, take_screenshot: Callable[[], object]) -> None:
+    """Run the shop, and take the screenshot after `seconds`, before the shop releases its locks."""
+    shop = asyncio.create_task(simulate(port, "127.0.0.1"))
+    done, _ = await asyncio.wait([shop], timeout=seconds)
+    if not done:
+        await asyncio.to_thread(take_screenshot)
+        shop.cancel()
+    with suppress(asyncio.CancelledError):
+        await shop
 
 
 def wait_for_listener(port: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -90,3 +92,22 @@ def test_a_server_of_the_environment_that_is_not_there_is_named() -> None:
     _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert f"dashboard: no server at localhost:{port}" in errors
+
+
+async def test_a_picture_is_taken_before_the_locks_are_released() -> None:
+    dashboard = runpy.run_path(str(DASHBOARD))
+    holds, pictures = False, []
+
+    async def simulate(*_: object) -> None:
+        nonlocal holds
+        holds = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            holds = False
+
+    simulate_until = dashboard["simulate_until"]
+    simulate_until.__globals__["simulate"] = simulate
+    await simulate_until(1, 0.01, lambda: pictures.append(holds))
+    assert pictures == [True]
+    assert not holds
