@@ -12,7 +12,7 @@ BOUNDS_MS: Final[tuple[float, ...]] = (
     *(1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0),
     *(1_000.0, 2_500.0, 5_000.0, 10_000.0, 30_000.0, 60_000.0, 300_000.0, 1_800_000.0),
 )
-"""Upper bounds of the buckets in ms. One more bucket counts the greater values."""
+"""Upper bounds of the buckets. One more bucket counts the greater values."""
 
 
 class Histogram:
@@ -34,25 +34,25 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Return the number of values."""
+        """The number of values."""
         return sum(self.counts)
 
 
 def quantile(bounds: tuple[float, ...], counts: list[int], share: float) -> float | None:
-    """Estimate the quantile `share` (0 to 1) of the values in a histogram; None for an empty histogram.
+    """Estimate the quantile `share` (0 to 1) of the values in a histogram. Return None if the histogram is empty.
 
     Interpolates linearly inside a bucket, like Prometheus' `histogram_quantile`. A value in the last
     bucket, which has no upper bound, counts as the greatest bound.
     """
-    rank = share * sum(counts)
-    if not rank:
+    remaining_rank = share * sum(counts)
+    if not remaining_rank:
         return None
     lower_bound = 0.0
-    for bound, count in zip(bounds, counts, strict=False):  # `counts` has one more item: the unbounded bucket
-        if rank <= count:
-            return lower_bound + (bound - lower_bound) * rank / count
-        rank -= count
-        lower_bound = bound
+    for upper_bound, count in zip(bounds, counts, strict=False):  # without the last bucket
+        if remaining_rank <= count:
+            return lower_bound + (upper_bound - lower_bound) * remaining_rank / count
+        remaining_rank -= count
+        lower_bound = upper_bound
     return bounds[-1]
 
 
@@ -62,16 +62,17 @@ SECOND_MS: Final = 1_000
 MAX_SAMPLES: Final = 61
 """Number of samples in the window of a minute: 60 intervals of a second have 61 ends."""
 RATE_INTERVAL_MS: Final = 10_000
-"""Time in ms over which rates are computed."""
+"""Time over which rates are computed."""
 MIN_RATE_INTERVAL_MS: Final = 1_000
-"""Rates are zero while the samples cover less time than this, in ms."""
+"""Rates are zero while the samples cover less time than this."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """The counters at one time. `at_ms` is a monotonic time."""
+    """The counters at one time."""
 
     at_ms: float = 0.0
+    """The monotonic time."""
     grants: int = 0
     releases: int = 0
     waits: int = 0
@@ -99,6 +100,7 @@ class RateWindow:
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        """The samples of the last minute, oldest first."""
 
     def should_sample(self, now: float) -> bool:
         """Return whether at least a second has passed since the last sample. `now` is monotonic, in ms."""
@@ -114,14 +116,14 @@ class RateWindow:
         interval_ms = new.at_ms - old.at_ms
         if interval_ms < MIN_RATE_INTERVAL_MS:
             return Rates()
-        factor = 1000 / interval_ms
+        per_s = 1000 / interval_ms
         return Rates(
-            grants=(new.grants - old.grants) * factor,
-            releases=(new.releases - old.releases) * factor,
-            waits=(new.waits - old.waits) * factor,
-            timeouts=(new.timeouts - old.timeouts) * factor,
-            deadlocks=(new.deadlocks - old.deadlocks) * factor,
-            errors=(new.errors - old.errors) * factor,
+            grants=(new.grants - old.grants) * per_s,
+            releases=(new.releases - old.releases) * per_s,
+            waits=(new.waits - old.waits) * per_s,
+            timeouts=(new.timeouts - old.timeouts) * per_s,
+            deadlocks=(new.deadlocks - old.deadlocks) * per_s,
+            errors=(new.errors - old.errors) * per_s,
         )
 
     def wait_quantile(self, share: float) -> float | None:
@@ -130,15 +132,15 @@ class RateWindow:
         Only requests that were granted after a wait count. Returns None if there were none.
         """
         new, old = self._ends((MAX_SAMPLES - 1) * SECOND_MS)
-        return quantile(BOUNDS_MS, list(map(sub, new.waited, old.waited)), share)
+        counts_of_last_minute = list(map(sub, new.waited, old.waited))
+        return quantile(BOUNDS_MS, counts_of_last_minute, share)
 
     def _ends(self, interval_ms: float) -> tuple[Sample, Sample]:
-        """Return the last sample, and the oldest sample within `interval_ms` before it.
-
-        Half a second of tolerance allows for samples that were taken late.
-        """
+        """Return the last sample, and the oldest sample of the interval of this length before it."""
         if not self._samples:
             return Sample(), Sample()
         new = self._samples[-1]
-        since = new.at_ms - interval_ms - SECOND_MS / 2
-        return new, next(sample for sample in self._samples if sample.at_ms >= since)
+        tolerance_ms = SECOND_MS / 2  # the last sample may have been taken late
+        since = new.at_ms - interval_ms - tolerance_ms
+        old = next(sample for sample in self._samples if sample.at_ms >= since)
+        return new, old

@@ -10,45 +10,34 @@ import structlog
 
 log = structlog.get_logger()
 
-MAX_LINES: Final = 10
-"""Number of lines of one event within `INTERVAL_S` that are logged."""
 INTERVAL_S: Final = 10.0
+"""Length of the interval that begins with the first line of an event."""
+MAX_LINES: Final = 10
+"""Maximum number of lines of one event that are logged in an interval."""
 
-
-class _Interval:
-    """The lines of one event since its first line, for `INTERVAL_S`."""
-
-    __slots__ = ("lines", "omitted")
-
-    def __init__(self) -> None:
-        self.lines = 0
-        self.omitted = 0
-
-
-_intervals: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Interval]] = WeakKeyDictionary()
-"""The intervals that have not ended, by event loop and event."""
+LineCounts = dict[str, int]
+"""By event, the number of lines in the current interval. Omitted lines count."""
+_counts_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LineCounts] = WeakKeyDictionary()
 
 
 def log_limited(level: str, event: str, **fields: Any) -> None:
-    """Log an event, at most `MAX_LINES` times in `INTERVAL_S`. A line at the end of the interval counts the omitted events.
+    """Log an event at most `MAX_LINES` times in `INTERVAL_S`. `level` is the name of a level, such as `warning`.
 
-    Must be called in an event loop, whose timer ends the interval.
+    At the end of the interval, a line has the number of omitted lines. Must be called in an event loop, whose timer ends the
+    interval.
     """
     loop = asyncio.get_running_loop()
-    intervals = _intervals.setdefault(loop, {})
-    interval = intervals.get(event)
-    if interval is None:
-        interval = intervals[event] = _Interval()
-        loop.call_later(INTERVAL_S, _end, intervals, event)
-    interval.lines += 1
-    if interval.lines <= MAX_LINES:
+    counts = _counts_by_loop.setdefault(loop, {})
+    if event not in counts:
+        counts[event] = 0
+        loop.call_later(INTERVAL_S, _end_interval, counts, event)
+    counts[event] += 1
+    if counts[event] <= MAX_LINES:
         getattr(log, level)(event, **fields)
-    else:
-        interval.omitted += 1
 
 
-def _end(intervals: dict[str, _Interval], event: str) -> None:
-    """End the interval of an event, and log how many of its lines are omitted."""
-    omitted = intervals.pop(event).omitted
-    if omitted:
-        log.warning("log entries omitted", omitted_event=event, count=omitted, interval_s=INTERVAL_S)
+def _end_interval(counts: LineCounts, event: str) -> None:
+    """End the interval of an event, and log how many of its lines were omitted."""
+    omitted_count = counts.pop(event) - MAX_LINES
+    if omitted_count > 0:
+        log.warning("log entries omitted", omitted_event=event, count=omitted_count, interval_s=INTERVAL_S)

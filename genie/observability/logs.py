@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any, TextIO
 
 import orjson
@@ -18,35 +17,56 @@ FORMATS = ("auto", "console", "json")
 
 
 def configure(level: str, form: str) -> None:
-    """Configure logging to stdout with the minimum `level`. Format `auto` is `console` on a terminal, else `json`."""
-    console = form == "console" or (form == "auto" and sys.stdout.isatty())
-    processors: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=not console),
-        structlog.processors.StackInfoRenderer(),
-    ]
-    logger: Callable[..., _TolerantLogger]
-    if console:
-        processors.append(_make_printable)
-        colors = sys.stdout.isatty()
-        processors.append(structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback))
-        logger = lambda *_: _TolerantLogger(structlog.PrintLogger(sys.stdout))  # noqa: E731
-    else:
-        processors += [
-            _put_event_first,
-            # Do not log the values of variables, which may be secrets such as the Redis password.
-            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
-            structlog.processors.JSONRenderer(serializer=_dumps),
-        ]
-        logger = lambda *_: _TolerantLogger(structlog.BytesLogger(sys.stdout.buffer))  # noqa: E731
+    """Configure logging to stdout with the minimum `level` of `LEVELS`, in the format `form` of `FORMATS`.
+
+    The format `auto` is `console` on a terminal, else `json`.
+    """
+    is_console = form == "console" or (form == "auto" and sys.stdout.isatty())
     structlog.configure(
-        processors=processors, wrapper_class=_Logger, logger_factory=logger, cache_logger_on_first_use=True
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=not is_console),
+            structlog.processors.StackInfoRenderer(),
+            *(_console_processors() if is_console else _json_processors()),
+        ],
+        wrapper_class=_Logger,
+        logger_factory=_make_console_logger if is_console else _make_json_logger,
+        cache_logger_on_first_use=True,
     )
     set_level(level)
 
 
+def _console_processors() -> list[structlog.typing.Processor]:
+    """Return the processors that convert an event to a line for a terminal."""
+    colors = sys.stdout.isatty()
+    return [
+        _make_printable,
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback),
+    ]
+
+
+def _json_processors() -> list[structlog.typing.Processor]:
+    """Return the processors that convert an event to a line of JSON."""
+    return [
+        _put_event_first,
+        # Do not log the values of variables, which may be secrets such as the Redis password.
+        structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False)),
+        structlog.processors.JSONRenderer(serializer=_dumps),
+    ]
+
+
+def _make_console_logger(*_: object) -> _TolerantLogger:
+    """Return a logger that writes text to stdout."""
+    return _TolerantLogger(structlog.PrintLogger(sys.stdout))
+
+
+def _make_json_logger(*_: object) -> _TolerantLogger:
+    """Return a logger that writes bytes to stdout."""
+    return _TolerantLogger(structlog.BytesLogger(sys.stdout.buffer))
+
+
 class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc] # the base is made at run time
-    """The class of all loggers. `set_level` replaces its methods, because loggers that exist keep their class."""
+    """The class of all loggers. `set_level` replaces the methods of this class, because existing loggers keep their class."""
 
 
 def set_level(level: str) -> None:
@@ -74,20 +94,21 @@ class _TolerantLogger:
 
 
 def _make_printable(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Escape what could control the terminal: a path, a name or a reason may come from any client.
-
-    Other values than strings are printed as by `repr`, which leaves invisible characters as they are.
-    """
+    """Escape characters that could control the terminal: a path, a name or a reason may come from any client."""
     return {name: value if name == "exc_info" else _printable_value(value) for name, value in event_dict.items()}
 
 
 def _printable_value(value: object) -> object:
-    text = value if isinstance(value, str) else repr(value)
+    """Return a value unchanged if its text is printable, else its text with escaped characters."""
+    text = value if isinstance(value, str) else repr(value)  # `repr` leaves invisible characters as they are
     return value if is_printable(text) else printable(text)
 
 
 def _write_traceback(output: TextIO, error: structlog.typing.ExcInfo) -> None:
-    """Write a traceback, escaped. The default of structlog also shows the values of variables, which may be secrets."""
+    """Write a traceback with escaped characters.
+
+    The default of structlog would also write the values of variables, which may be secrets.
+    """
     plain = io.StringIO()
     structlog.dev.plain_traceback(plain, error)
     output.write("\n".join(map(printable, plain.getvalue().split("\n"))))
@@ -99,6 +120,6 @@ def _put_event_first(_: object, __: str, event_dict: structlog.typing.EventDict)
 
 
 def _dumps(value: object, **_: object) -> bytes:
-    """Encode a log event as JSON; values of other types as strings. What could control a terminal is escaped."""
+    """Encode a log event as JSON. Values of other types become strings, and characters that could control a terminal are escaped."""
     encoded = orjson.dumps(value, default=str)
     return encoded if encoded.isascii() else printable_json(encoded)

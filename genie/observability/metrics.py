@@ -39,8 +39,9 @@ MS: Final = 1_000
 NAMESPACE: Final = "namespace"
 """Label of all metrics that exist once per namespace."""
 _START_TIME_S: Final = time.time()
+"""Start time of the process (Unix time)."""
 _STATM = Path("/proc/self/statm")
-"""Linux: memory of this process in pages; the second number is the resident memory."""
+"""A file of Linux with the memory of this process in pages. The second number is the resident memory."""
 PAGE_BYTES: Final = resource.getpagesize()
 LOST_REASONS: Final = (Reason.TRANSACTION_TIMEOUT, Reason.DISCONNECTED)
 """Reasons for which a held lock ends without a release."""
@@ -70,7 +71,7 @@ class NamespaceView(roles.NamespaceView, Protocol):
 
     @property
     def store_memory(self) -> StoreMemoryView | None:
-        """The memory of the store; None on a follower, or if the store does not tell it."""
+        """The memory of the store. None on a follower, or if the store does not report it."""
 
     @property
     def store_errors(self) -> int:
@@ -78,11 +79,11 @@ class NamespaceView(roles.NamespaceView, Protocol):
 
     @property
     def manager(self) -> LockManager | None:
-        """The lock manager of a leader; None on a follower."""
+        """The lock manager of a leader. None on a follower."""
 
     @property
     def last_manager(self) -> LockManager | None:
-        """The lock manager of a leader, or of a former leader until the next leader is known; None on other servers."""
+        """The lock manager of a leader, or of a former leader until the next leader is known. None on other servers."""
 
     @property
     def locks_age_s(self) -> float | None:
@@ -90,11 +91,11 @@ class NamespaceView(roles.NamespaceView, Protocol):
 
     @property
     def lock_order(self) -> LockOrder | None:
-        """The lock order that this server has observed; None if the analysis is off."""
+        """The lock order that this server has observed. None if the analysis is off."""
 
     @property
     def history(self) -> HistoryView | None:
-        """The recording of the history; None if the history is off."""
+        """The recording of the history. None if the history is off."""
 
     @property
     def now(self) -> float:
@@ -106,11 +107,11 @@ class NamespaceView(roles.NamespaceView, Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """The size of the state, which `max_state` bounds; 0 on a follower."""
+        """The size of the state, which the setting `max_state` limits. 0 on a follower."""
 
 
 class StoreMemoryView(Protocol):
-    """The memory of a store (bytes)."""
+    """The memory of a store."""
 
     @property
     def used(self) -> int:
@@ -118,7 +119,7 @@ class StoreMemoryView(Protocol):
 
     @property
     def limit(self) -> int:
-        """At which use the store rejects new requests; 0: there is no limit."""
+        """The store rejects new requests while it uses more bytes than this. 0 if there is no limit."""
 
 
 class ServerView(Protocol):
@@ -136,7 +137,7 @@ class ServerView(Protocol):
 
     @property
     def certificate_expiry(self) -> float | None:
-        """Unix time at which the server's certificate expires; None without TLS."""
+        """Unix time at which the server's certificate expires. None without TLS."""
 
     @property
     def connections(self) -> Sized:
@@ -148,7 +149,7 @@ class ServerView(Protocol):
 
 
 class UnreadOutputView(Protocol):
-    """The part of `UnreadOutput` that the metrics use."""
+    """The part of the server's `UnreadOutput` that the metrics read."""
 
     @property
     def bytes(self) -> int:
@@ -167,7 +168,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics. The parts of a metric, one for each namespace, are merged."""
-        for _, parts in groupby(self.parts(), lambda part: part.name):
+        for _name, parts in groupby(self.parts(), lambda part: part.name):
             metric, *further_parts = parts
             for part in further_parts:
                 metric.samples += part.samples
@@ -229,13 +230,16 @@ class _TableSample:
 
 
 def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
-    """Return the sizes of the last known lock table of a namespace; zeros on a follower.
+    """Return the sizes of the last known lock table of a namespace, which are 0 on a follower.
 
     Rearrangements are counted since the start of the process, over all epochs as leader.
     """
-    manager, past_rearrangements = namespace.last_manager, namespace.stats.rearrangements
+    rearrangements = namespace.stats.rearrangements
+    if namespace.manager is not None:  # the statistics lack only those of the current epoch
+        rearrangements += namespace.manager.rearrangements
+    manager = namespace.last_manager
     if manager is None:
-        return _TableSample(waiting=0, longest_wait_s=0.0, held=0, locks=0, rearrangements=past_rearrangements)
+        return _TableSample(waiting=0, longest_wait_s=0.0, held=0, locks=0, rearrangements=rearrangements)
     table = manager.table
     oldest = next(iter(table.waiting.values()), None)  # `waiting` is in order of arrival
     longest_wait_s = 0.0 if oldest is None else max(0.0, namespace.now - oldest.since) / MS
@@ -244,13 +248,12 @@ def _sample_lock_table(namespace: NamespaceView) -> _TableSample:
         longest_wait_s=longest_wait_s,
         held=len(table.held),
         locks=table.locks,
-        # A former leader has already added the rearrangements of its last leadership.
-        rearrangements=past_rearrangements + (0 if namespace.manager is None else manager.rearrangements),
+        rearrangements=rearrangements,
     )
 
 
 def _process_metrics() -> Iterator[Metric]:
-    """Yield start time, CPU time and, on Linux, resident memory of this process."""
+    """Yield the start time, the CPU time and, on Linux, the resident memory of this process."""
     yield GaugeMetricFamily("process_start_time_seconds", "Start time of the process (unix time).", _START_TIME_S)
     yield CounterMetricFamily("process_cpu_seconds", "CPU time of the process.", time.process_time())
     if _STATM.exists():
@@ -271,12 +274,13 @@ class _Source(NamedTuple):
 
 
 MakeMetric = Callable[[str, _Source], Metric | None]
-"""Makes a metric of the namespace with this name; None if the namespace does not have the metric."""
+"""A factory of a metric, called with the name of a namespace and its data. Returns None if the namespace lacks the metric."""
 Read = Callable[[_Source], float | None]
+"""Reads the value of a metric. Returns None if the namespace lacks the metric."""
 
 
 def _value(kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, help_text: str, read: Read) -> MakeMetric:
-    """Return a factory of a gauge or counter. There is no metric while `read` returns None."""
+    """Return a factory of a gauge or counter."""
 
     def make(namespace: str, source: _Source) -> Metric | None:
         value = read(source)
@@ -309,7 +313,7 @@ def _labelled_counter(name: str, help_text: str, label: str, read: Callable[[Sta
 
 
 def _histogram(name: str, help_text: str, read: Callable[[Stats], Histogram], unit: float = MS) -> MakeMetric:
-    """Return a factory of a histogram. Values are divided by `unit`: by default ms become seconds."""
+    """Return a factory of a histogram whose values are divided by `unit`. By default, ms become seconds."""
 
     def make(namespace: str, source: _Source) -> Metric:
         family = HistogramMetricFamily(name, help_text, labels=[NAMESPACE])

@@ -23,30 +23,32 @@ class NamespaceView(Protocol):
 
     @property
     def store_unavailable_since(self) -> float | None:
-        """Unix time at which an interruption of the store began; None if there is none."""
+        """Unix time at which the current interruption of the store began. None if there is no interruption."""
 
     @property
     def store_full(self) -> bool:
         """True if this server leads and its store is out of memory."""
 
 
-def describe(view: NamespaceView) -> str:
+def describe(view: NamespaceView) -> str:  # noqa: PLR0911 - one for each role
     """Return what the server does in a namespace, such as `follower of HOST:PORT`, and what hinders it."""
-    text = view.state.name
     match view.state:
         case Starting():
-            text = "starting, the store has not answered yet"
+            return "starting, the store has not answered yet"
         case Waiting():
-            text = "waiting for a leader"
-        case Following(leader=leader, caught_up=caught_up):
-            text = f"follower of {leader}" + ("" if caught_up else ", its replica has not caught up")
+            return "waiting for a leader"
+        case Following(leader=leader, caught_up=True):
+            return f"follower of {leader}"
+        case Following(leader=leader):
+            return f"follower of {leader}, its replica has not caught up"
         case StoreUnavailable():
-            text = describe_outage(view.store_unavailable_since)
+            return describe_outage(view.store_unavailable_since)
         case Leading() if not view.store_available:
-            text = f"leader, {describe_outage(view.store_unavailable_since)}"
+            return f"leader, {describe_outage(view.store_unavailable_since)}"
         case Leading() if view.store_full:
-            text = "leader, the store is out of memory: only releases are accepted"
-    return text
+            return "leader, the store is out of memory: only releases are accepted"
+        case _:
+            return view.state.name
 
 
 def is_ready(view: NamespaceView) -> bool:
@@ -62,10 +64,12 @@ def is_ready(view: NamespaceView) -> bool:
 
 def unix_begin(outage: StoreOutage) -> float:
     """Return the Unix time at which an interruption of the store began."""
-    return time.time() - (asyncio.get_running_loop().time() - outage.since)
+    duration_s = asyncio.get_running_loop().time() - outage.since
+    return time.time() - duration_s
 
 
 def describe_outage(since: float | None) -> str:
-    """Return that the store is unavailable, and since when if the Unix time is known."""
-    at = "" if since is None else f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return f"store unavailable{at}"
+    """Return the text `store unavailable`, with the Unix time since which it is, if that is known."""
+    if since is None:
+        return "store unavailable"
+    return f"store unavailable since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M:%S} UTC"

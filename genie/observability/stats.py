@@ -16,17 +16,19 @@ from genie.core.lock_table import LockTable
 from genie.observability.histogram import Histogram, RateWindow, Sample
 
 WINDOW_MS: Final = 300_000
-"""Length of a contention window in ms. Reports cover the current window and the previous window."""
+"""Length of a window of `ContentionStats`. Reports cover the current and the previous window."""
 MAX_RESOURCES: Final = 4_096
-"""Maximum resources in one window. When a window is full, the less contended half is dropped."""
+"""Maximum number of resources in one window. When a window is full, the less contended half is dropped."""
 
 
 @dataclass(slots=True)
 class Contention:
-    """Contention on one resource: the number of requests that conflicted, and their total wait time."""
+    """Contention on one resource."""
 
     conflicts: int = 0
+    """Number of requests that could not lock the resource immediately."""
     waited_ms: float = 0.0
+    """Their total wait time."""
 
 
 class ContentionStats:
@@ -34,18 +36,21 @@ class ContentionStats:
 
     def __init__(self) -> None:
         self._current: dict[str, Contention] = {}
-        """Contention by resource name in the current window. `_previous` is the same for the previous window."""
+        """Contention by resource name in the current window."""
         self._previous: dict[str, Contention] = {}
+        """Contention by resource name in the previous window."""
         self._window_start_ms = 0.0
         """Monotonic time at which the current window started."""
 
     def start_window_if_due(self, now: float) -> None:
         """Start a new window if the current window is over. `now` is monotonic, in ms."""
-        if now - self._window_start_ms >= WINDOW_MS:
-            # After two window lengths the current window is too old to become the previous window.
-            is_outdated = now - self._window_start_ms >= 2 * WINDOW_MS
-            self._previous, self._current = {} if is_outdated else self._current, {}
-            self._window_start_ms = now
+        age_ms = now - self._window_start_ms
+        if age_ms < WINDOW_MS:
+            return
+        is_outdated = age_ms >= 2 * WINDOW_MS  # the current window is older than a previous window may be
+        self._previous = {} if is_outdated else self._current
+        self._current = {}
+        self._window_start_ms = now
 
     def record_conflict(self, names: Iterable[str]) -> None:
         """Count a request that conflicted with other requests on these resources."""
@@ -69,25 +74,24 @@ class ContentionStats:
         yield from current.items()
 
     def entry(self, name: str) -> Contention:
-        """Return the entry of a resource in the current window. Create the entry if needed.
-
-        If the window is full, the less contended half is dropped first.
-        """
+        """Return the entry of a resource in the current window. A missing entry is created."""
         entry = self._current.get(name)
         if entry is None:
             if len(self._current) >= MAX_RESOURCES:
-                self._current = dict(sorted(self._current.items(), key=_weight, reverse=True)[: MAX_RESOURCES // 2])
+                self._current = dict(most_contended(self._current.items(), MAX_RESOURCES // 2))
             entry = self._current[name] = Contention()
         return entry
 
 
 def most_contended(entries: Iterable[tuple[str, Contention]], limit: int) -> list[tuple[str, Contention]]:
-    """Return the `limit` most contended resources: by total wait time, then by conflicts, descending."""
-    return nlargest(limit, entries, _weight)
+    """Return the `limit` most contended resources, in descending order of total wait time, then of conflicts."""
+    return nlargest(limit, entries, _rank)
 
 
-def _weight(item: tuple[str, Contention]) -> tuple[float, int]:
-    return item[1].waited_ms, item[1].conflicts
+def _rank(entry: tuple[str, Contention]) -> tuple[float, int]:
+    """Return the key by which resources are ordered."""
+    _name, contention = entry
+    return contention.waited_ms, contention.conflicts
 
 
 # -- Counters of a namespace --------
@@ -95,22 +99,26 @@ def _weight(item: tuple[str, Contention]) -> tuple[float, int]:
 MAX_DEADLOCKS: Final = 100
 """Maximum number of recent deadlocks in memory."""
 MAX_DEADLOCK_STEPS: Final = 10_000
-"""Maximum steps of all recent deadlocks in memory together, because one cycle may be long."""
+"""Maximum number of steps of all recent deadlocks in memory together, because one cycle may be long."""
 CANCELLED: Final = "cancelled"
-"""Outcome of a waiting request that its client released. Its release reason is `success`."""
+"""Outcome of a waiting request that its client released. Its `Reason` is SUCCESS."""
 UNGRANTED_REASONS: Final = tuple(reason for reason in Reason if reason is not Reason.TRANSACTION_TIMEOUT)
 """Reasons for which a request may end without a grant."""
 BATCH_SIZE_BOUNDS: Final[tuple[float, ...]] = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0)
+"""Upper bounds of the buckets for the number of changes in a commit."""
 
 
 @dataclass(slots=True, frozen=True)
 class Deadlock:
-    """A request that was ended because it would have closed a cycle in the wait-for graph, and the cycle, victim first."""
+    """A request that was ended because it would have closed a cycle in the wait-for graph."""
 
     at_unix_ms: float
     id: int
+    """The id of the request, the victim."""
     transaction: str | None
+    """The transaction of the request."""
     cycle: Cycle
+    """The cycle, which begins with the victim."""
 
 
 class Stats:
@@ -125,9 +133,9 @@ class Stats:
         self.queued = 0
         """Requests that could not be granted immediately."""
         self.not_granted: Counter[Reason] = Counter()
-        """Requests that ended without a grant, by reason. `success`: the client cancelled the request."""
+        """Requests that ended without a grant, by reason. The reason SUCCESS means that the client has cancelled the request."""
         self.lost_holds: Counter[Reason] = Counter()
-        """Held locks that ended other than by a release, by reason."""
+        """Held requests that ended other than by a release, by reason."""
         self.errors: Counter[str] = Counter()
         """Rejected commands, by error code."""
         self.session_takeovers = 0
@@ -157,31 +165,32 @@ class Stats:
         self._unreported_deadlocks = 0
         """Deadlocks since the last call of `take_unreported_deadlocks`."""
         self.recent_waiters: dict[int, Request] = {}
-        """Waiting requests by id, in order of arrival, until the slow-wait log has read them; empty unless
+        """Waiting requests by id, in order of arrival, until the slow-wait log has read them. Empty unless
         `tracks_recent_waiters`."""
         self.tracks_recent_waiters = False
-        """The slow-wait log is enabled."""
+        """True if the slow-wait log is enabled."""
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
-        """The resources on which a waiting request is blocked, by id. Only for requests of several resources."""
+        """By id of a waiting request, the resources on which it is blocked. Only for requests that name several resources, or
+        units."""
         self.rate_window = RateWindow()
         """Samples of the last minute, for rates and wait quantiles."""
 
     @property
     def deadlocked(self) -> int:
-        """Return the number of requests that ended with `deadlock`."""
+        """The number of requests that were ended by a deadlock."""
         return self.not_granted[Reason.DEADLOCK]
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Return the number of requests by outcome: `granted`, `waited`, or the reason for which they were not granted."""
-        ungranted = {
-            CANCELLED if reason is Reason.SUCCESS else reason.value: self.not_granted[reason]
-            for reason in UNGRANTED_REASONS
-        }
-        return {"granted": self.granted, "waited": self.waited, **ungranted}
+        """The number of requests by outcome: `granted`, `waited`, or the reason for which they were not granted."""
+        counts = {"granted": self.granted, "waited": self.waited}
+        for reason in UNGRANTED_REASONS:
+            outcome = CANCELLED if reason is Reason.SUCCESS else reason.value
+            counts[outcome] = self.not_granted[reason]
+        return counts
 
     def sample(self, now: float) -> None:
-        """Start a contention window if it is due, and take a rate sample if it is due. `now` is monotonic, in ms."""
+        """Start a window of contention and take a sample for the rates, each if it is due. `now` is monotonic, in ms."""
         self.contention.start_window_if_due(now)
         if self.rate_window.should_sample(now):
             self.rate_window.add(
@@ -200,13 +209,13 @@ class Stats:
     def record_queued(self, request: Request, table: LockTable) -> None:
         """Count a request that was not granted immediately. If the request waits, also count its conflicts by resource.
 
-        A request that also ended in this step does not wait: `record_ended` counts its conflicts.
+        A request that has ended in the same step does not wait. `record_ended` counts its conflicts.
         """
         self.queued += 1
         if request.state is WAITING:
             if self.tracks_recent_waiters:
                 self.recent_waiters[request.id] = request
-            # A request for one resource can only be blocked there, or by a subtree that contains it.
+            # A request for one plain name is blocked by this resource, or by a subtree that contains it, which counts the same.
             if request.details is not None and request.details.units:
                 blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
                 self.contention.record_conflict(blocked)
@@ -230,20 +239,19 @@ class Stats:
         `now` is the lock manager's time (ms).
         """
         request, reason = event.request, event.reason
-        lasted_ms = now - request.since
+        duration_ms = now - request.since
         if request.fence:  # the request was held
-            self.holds.add(lasted_ms)
+            self.holds.add(duration_ms)
             if reason is not Reason.SUCCESS:
                 self.lost_holds[reason] += 1
             return
         self.not_granted[reason] += 1
         if isinstance(event, Deadlocked):
             self._record_deadlock(event)
-        elif isinstance(event, TimedOut) and lasted_ms == 0 and request.queue_timeout_ms <= 0:
-            # The request must not wait, and did not.
+        elif isinstance(event, TimedOut) and duration_ms == 0 and request.queue_timeout_ms <= 0:  # a try-lock
             self.contention.record_conflict({blocker.resource for blocker in event.blockers})
         else:
-            self._record_wait(request, lasted_ms)
+            self._record_wait(request, duration_ms)
 
     def take_unreported_deadlocks(self) -> tuple[list[Deadlock], int]:
         """Return the deadlocks since the last call, and their number.
@@ -251,10 +259,11 @@ class Stats:
         The number may be greater than the length of the list, because only recent deadlocks are kept in memory.
         """
         count, self._unreported_deadlocks = self._unreported_deadlocks, 0
-        return list(self.deadlocks)[-count:] if count else [], count
+        recent = list(self.deadlocks)[-count:] if count else []
+        return recent, count
 
     def start_epoch(self) -> None:
-        """Drop references to requests of the previous epoch, because this server becomes the leader again."""
+        """Drop references to requests of the previous epoch, because this server begins to lead again."""
         self.recent_waiters.clear()
         self._blocked_resources.clear()
 
@@ -271,7 +280,7 @@ class Stats:
             self._deadlock_steps -= len(self.deadlocks.popleft().cycle.waits)
 
     def _record_wait(self, request: Request, waited_ms: float) -> None:
-        """Add the wait time of a request that no longer waits to the contention of the resources on which it was blocked."""
+        """Add the wait time of a request that waits no longer to the contention of the resources on which it was blocked."""
         if self.tracks_recent_waiters:
             self.recent_waiters.pop(request.id, None)
         if request.details is not None and request.details.units:

@@ -19,7 +19,7 @@ async def test_an_event_is_logged_ten_times_and_then_counted(monkeypatch: pytest
             log_limited("warning", "authentication failed", peer=number)
         log_limited("info", "TLS handshake failed", peer=1)
         assert len(logs) == MAX_LINES + 1
-        await until(lambda: not limited_log._intervals[asyncio.get_running_loop()])
+        await until(lambda: not limited_log._counts_by_loop[asyncio.get_running_loop()])
         assert logs[MAX_LINES + 1 :] == [
             {
                 "event": "log entries omitted",
