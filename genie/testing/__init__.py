@@ -2,7 +2,8 @@
 
 - `run` runs a coroutine with a Genie server, a virtual clock and a network in memory: an hour passes in milliseconds.
 - `assert_lock_order` fails if the tests locked names in orders that can deadlock.
-- `explore` runs it in many simulated worlds with faults, and shrinks the first failure; `process` and `note` are for the service.
+- `explore` runs a service in many simulated worlds with faults, and simplifies the faults of the first failure. The service can
+  call `process` and `note`.
 - `server` runs a Genie server in the running event loop, on a free port.
 
 The search for defects of Genie itself uses the same virtual clock, network and Redis, and is not in this package.

@@ -1,4 +1,4 @@
-"""Run a service in many simulated worlds, and shrink the plan of faults of the first that fails."""
+"""Runs a service in many simulated worlds, and shrinks the plan of faults of the first world in which it fails."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ from genie.testing.timeline import Line, as_page, as_text, timeline
 from genie.testing.world import World, has_running_loop
 
 Main = Callable[[], Coroutine[Any, Any, Any]]
+"""Returns a coroutine that runs the service."""
 Check = Callable[[Any], None]
+"""Raises AssertionError if the result of the service is wrong."""
 Plan = Callable[[int], Sequence[Fault]]
+"""Returns the faults of a seed."""
 
 CHUNK = 10
 """Number of seeds that one task of a worker process runs."""
@@ -29,7 +32,7 @@ MAX_SHRINK_RUNS = 200
 
 
 class _StandardError:
-    """The standard error output when a line is printed: a test framework may replace it, and close it after a test."""
+    """Writes to the current `sys.stderr`, which a test framework may replace, and close after a test."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -62,18 +65,14 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class Run:
-    """The outcome of one run. `error` is what `main` or the check has raised; None if the run succeeded."""
+    """The outcome of one run."""
 
     error: BaseException | None
+    """The error that `main` or the check has raised. None if the run succeeded."""
     faults: list[Fault]
     """The faults that were possible, with the names of their targets."""
     lines: list[Line]
-
-
-def _checked(coroutine: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
-    if not iscoroutine(coroutine):
-        raise TypeError(f"main must return a coroutine, as an async function does, not {coroutine!r}")
-    return coroutine
+    """The timeline."""
 
 
 def run_once(main: Main, check: Check | None, seed: int, faults: Sequence[Fault]) -> Run:
@@ -81,7 +80,10 @@ def run_once(main: Main, check: Check | None, seed: int, faults: Sequence[Fault]
     world = World(seed, faults)
     error: BaseException | None = None
     try:
-        result = world.run(_checked(main()))
+        coroutine = main()
+        if not iscoroutine(coroutine):
+            raise TypeError(f"main must return a coroutine, as an async function does, not {coroutine!r}")  # noqa: TRY301
+        result = world.run(coroutine)
         if check is not None:
             check(result)
     except KeyboardInterrupt:
@@ -104,7 +106,7 @@ def explore(
     page: str | Path | None = None,
     progress: TextIO | None = cast("TextIO", _StandardError()),  # noqa: B008 - it has no state
 ) -> None:
-    """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails.
+    """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails. Call this from a plain function.
 
     `main` returns a coroutine that runs the service. `check` is called with the result of the coroutine, and raises
     AssertionError if the result is wrong. Any exception of `main` is a failure, too, including those of `pytest.fail` and
@@ -112,7 +114,7 @@ def explore(
 
     The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
     is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
-    for the timeline as HTML. `progress`, if it is not None, gets a line after each 100 seeds. Call it from a plain function.
+    for the timeline as HTML. If `progress` is not None, a line is written to it after each 100 seeds.
     """
     __tracebackhide__ = True  # pytest shows the line of the test instead
     require_lupa()
@@ -123,17 +125,17 @@ def explore(
         )
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
-    processes = os.cpu_count() or 1 if processes is None else processes
-    chunks = [
-        range(start, min(start + CHUNK, first_seed + seeds)) for start in range(first_seed, first_seed + seeds, CHUNK)
-    ]
-    done = 0
-    for failed, count in _run_chunks(main, check, plan, chunks, processes):
-        done += count
-        if progress is not None and (failed is not None or done % 100 < CHUNK):
-            print(f"{done} of {seeds} seeds", file=progress, flush=True)
-        if failed is not None:
-            violation = _shrink(main, check, failed, plan(failed))
+    if processes is None:
+        processes = os.cpu_count() or 1
+    end = first_seed + seeds
+    chunks = [range(start, min(start + CHUNK, end)) for start in range(first_seed, end, CHUNK)]
+    done_count = 0
+    for failed_seed, run_count in _run_chunks(main, check, plan, chunks, processes):
+        done_count += run_count
+        if progress is not None and (failed_seed is not None or done_count % 100 < CHUNK):
+            print(f"{done_count} of {seeds} seeds", file=progress, flush=True)
+        if failed_seed is not None:
+            violation = _shrink(main, check, failed_seed, plan(failed_seed))
             if page is not None:
                 Path(page).write_text(violation.page(), encoding="utf-8")
             raise violation
@@ -142,27 +144,28 @@ def explore(
 def _run_chunks(
     main: Main, check: Check | None, plan: Plan, chunks: Sequence[range], processes: int
 ) -> Iterator[tuple[int | None, int]]:
-    """Yield for each chunk, in order, its first seed that fails, or None, and how many seeds were run."""
+    """Run chunks of seeds. Yield for each chunk, in order, its first seed that fails, or None, and how many seeds were run."""
     if processes == 1 or len(chunks) == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield from (_run_chunk(main, check, plan, chunk) for chunk in chunks)
         return
-    global _forked  # noqa: PLW0603 - the child processes inherit it, so `main` may be any function
-    _forked = main, check, plan
+    global _inherited  # noqa: PLW0603 - the child processes inherit it, so `main` need not be picklable
+    _inherited = main, check, plan
     pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("fork"), initializer=_end_with_parent)
     try:
-        yield from pool.map(_run_forked_chunk, chunks)
+        yield from pool.map(_run_inherited_chunk, chunks)
     finally:
         pool.shutdown(cancel_futures=True)
-        _forked = None
+        _inherited = None
 
 
-_forked: tuple[Main, Check | None, Plan] | None = None
+_inherited: tuple[Main, Check | None, Plan] | None = None
+"""The arguments for the worker processes, which inherit them from this process."""
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent has ended. Otherwise the processes of a program that is killed would wait forever.
+    """End this worker process when its parent has ended.
 
-    They keep the pipe to the parent open for each other. The last one of them ends first.
+    Without this, the workers of a killed program would wait forever: each keeps the pipe to the parent open for the others.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -174,12 +177,14 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, name="end with parent", daemon=True).start()
 
 
-def _run_forked_chunk(chunk: range) -> tuple[int | None, int]:
-    assert _forked is not None
-    return _run_chunk(*_forked, chunk)
+def _run_inherited_chunk(chunk: range) -> tuple[int | None, int]:
+    """Run `_run_chunk` in a worker process."""
+    assert _inherited is not None
+    return _run_chunk(*_inherited, chunk)
 
 
 def _run_chunk(main: Main, check: Check | None, plan: Plan, chunk: range) -> tuple[int | None, int]:
+    """Run seeds until one fails. Return this seed, or None, and how many seeds were run."""
     for count, seed in enumerate(chunk, start=1):
         if run_once(main, check, seed, plan(seed)).error is not None:
             return seed, count
@@ -187,25 +192,24 @@ def _run_chunk(main: Main, check: Check | None, plan: Plan, chunk: range) -> tup
 
 
 def _shrink(main: Main, check: Check | None, seed: int, plan: Sequence[Fault]) -> Violation:
-    """Return the violation with the simplest plan that was found to fail with this seed."""
+    """Return the violation with the simplest plan for which the seed was found to fail with the same type of error."""
     run = run_once(main, check, seed, plan)
     # Omit the faults that were impossible. The same error follows, unless the service depends on more than the seed.
     without_impossible = run_once(main, check, seed, run.faults)
     if type(without_impossible.error) is type(run.error):
         plan, run = run.faults, without_impossible
     run_count = 0
-    is_shrinking = True
-    while is_shrinking and run.error is not None:
-        is_shrinking = False
+    is_simplified = True
+    while is_simplified and run.error is not None:
+        is_simplified = False
         for candidate in shrunk_candidates(plan):
             run_count += 1
             if run_count > MAX_SHRINK_RUNS:
                 break
             candidate_run = run_once(main, check, seed, candidate)
             if type(candidate_run.error) is type(run.error):
-                plan = candidate
-                run = candidate_run
-                is_shrinking = True
+                plan, run = candidate, candidate_run
+                is_simplified = True
                 break
     error = run.error or AssertionError(
         "failed in a worker process, but not again: the service depends on more than the seed"

@@ -21,7 +21,7 @@ class Kind(StrEnum):
     CRASH_SERVER = "crash server"
     """A Genie server crashes, and is started again after the duration."""
     PAUSE_SERVER = "pause server"
-    """A Genie server stops; the lease of a leader may be lost."""
+    """A Genie server stops, and then continues. A leader may lose its lease."""
     CUT_CONNECTIONS = "cut connections"
     """All connections of a process to Genie break."""
     PARTITION = "partition"
@@ -29,7 +29,7 @@ class Kind(StrEnum):
     PAUSE_REDIS = "pause redis"
     """Redis does not answer."""
     ROLL_BACK_REDIS = "roll back redis"
-    """Redis restarts without its last writes; servers that have them restore them."""
+    """Redis restarts without its last writes. Servers that have these writes restore them."""
     LOSE_LEASE = "lose lease"
     """The leader is cut off from Redis until another server leads, and for the duration after that."""
     DELAY_MESSAGES = "delay messages"
@@ -37,38 +37,44 @@ class Kind(StrEnum):
 
 
 PROCESS_KINDS = frozenset({Kind.PAUSE_PROCESS, Kind.CRASH_PROCESS, Kind.CUT_CONNECTIONS, Kind.PARTITION})
+"""Kinds of faults whose target is a process of the service."""
 SERVER_KINDS = frozenset({Kind.CRASH_SERVER, Kind.PAUSE_SERVER})
+"""Kinds of faults whose target is a Genie server."""
 SERVERS = ("s1", "s2", "s3")
+"""The names of the Genie servers, which are also the names of their hosts."""
 REDIS = "redis"
+"""The name of Redis and of its host."""
 DURATIONS_S = (0.05, 0.5, 1.5, 4.0, 12.0)
-"""Some are shorter and some are longer than the timeouts of a service."""
+"""The durations of the faults of a random plan. Some are shorter and some are longer than the timeouts of a service."""
 KINDS_IN_PLAN = (1, 2, 3, len(Kind))
 """The numbers of kinds of faults that a random plan may have. With many kinds, faults hide each other: for example, a crash
 ends a pause."""
 SHARES_OF_TIME = (0.1, 0.3, 1.0)
-"""In which share of the time of a random plan all its faults begin."""
+"""All faults of a random plan begin in the first part of its time. This part is one of these shares."""
 DELAYS_S = (0.2, 1.0, 5.0)
-"""The greatest delays of messages. The last value is longer than the lease of a leader."""
+"""The maximum delays of messages in a random plan. The last value is longer than the lease of a leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. Its `repr` is Python source, so that a plan can be pasted into a test.
-
-    `target` is the name of a process or a server (`s1`, `s2` or `s3`), or a number: that one of the running processes,
-    counted from 0 in the order in which they were first started, modulo their number. It is empty for a fault of Redis and
-    for a lost lease, which is that of the server that leads at `at_s`. For late messages, it is one party, or two with a
-    comma between them, or empty for all messages; `redis` is a party, too.
-    """
+    """One fault. Its `repr` is Python source, so that a plan can be pasted into a test."""
 
     at_s: float
-    """The virtual time."""
+    """When the fault begins, in seconds of virtual time since the service began."""
     kind: Kind | str
     target: str = ""
+    """What the fault breaks, by its kind:
+
+    - A fault of a process or a server has the name of a process or a server (`s1`, `s2` or `s3`), or a number. The number
+      stands for one of the running processes, counted from 0 in the order in which they were first started. A number that is too
+      large starts again from 0.
+    - A fault of Redis, and a lost lease, have no target. The lease is that of the server that leads at `at_s`.
+    - Late messages have one party, two parties with a comma between them, or no target for all messages. A party is a process,
+      a server or `redis`.
+    """
     duration_s: float = 0.0
     delay_s: float = 0.0
-    """The greatest delay of a message in seconds. Each message is delayed by at least half of it. 0 for all other kinds of
-    faults."""
+    """The maximum delay of a message. Each message is delayed by at least half of it. 0 for all kinds except late messages."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a field is invalid."""
@@ -85,6 +91,7 @@ class Fault:
             raise ValueError(f"delay_s of {self.kind} must be {needed}, not {self.delay_s!r}")
 
     def _check_target(self) -> None:
+        """Raise ValueError if the target does not suit the kind."""
         if self.kind is Kind.DELAY_MESSAGES:
             if len(self.parties) > 2 or (self.target and "" in self.parties):
                 raise ValueError(f"target of {self.kind} must be at most two names, not {self.target!r}")
@@ -95,8 +102,10 @@ class Fault:
 
     @property
     def parties(self) -> tuple[str, ...]:
-        """The names in `target`. For late messages, they may be two, and none stands for all parties."""
-        return tuple(name.strip() for name in self.target.split(",")) if self.target else ()
+        """The names in `target`, which a comma separates."""
+        if not self.target:
+            return ()
+        return tuple(name.strip() for name in self.target.split(","))
 
     def __repr__(self) -> str:
         delay = f", {self.delay_s!r}" if self.delay_s else ""
@@ -106,10 +115,10 @@ class Fault:
 def random_faults(
     seed: int, *, count: int = 8, during_s: float = 30.0, kinds: Sequence[Kind] = tuple(Kind)
 ) -> list[Fault]:
-    """Return a plan of `count` faults in the first `during_s` seconds; the same for the same arguments.
+    """Return a plan of `count` faults in the first `during_s` seconds. The same arguments give the same plan.
 
-    Each seed draws which of the kinds occur, and whether the faults are spread over the whole time or only over its
-    beginning. Plans that have everything everywhere let faults hide each other, and miss a service that ends early.
+    The seed decides which of the `kinds` occur, because faults of many kinds hide each other. It also decides whether the faults
+    are spread over the whole time or only over its beginning, because a service may end early.
     """
     if not 0 <= count <= MAX_FAULTS:
         raise ValueError(f"count must be from 0 to {MAX_FAULTS}, not {count}")
@@ -139,10 +148,11 @@ def shrunk_candidates(plan: Sequence[Fault]) -> list[list[Fault]]:
     faults, one of them with a shorter duration or a smaller delay.
     """
     candidates = []
-    size = len(plan) // 2
-    while size:
-        candidates += [[*plan[:start], *plan[start + size :]] for start in range(0, len(plan), size)]
-        size //= 2
+    omitted_count = len(plan) // 2
+    while omitted_count:
+        starts = range(0, len(plan), omitted_count)
+        candidates += [[*plan[:start], *plan[start + omitted_count :]] for start in starts]
+        omitted_count //= 2
     if len(plan) == 1:
         candidates.append([])
     for index, fault in enumerate(plan):

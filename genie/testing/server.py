@@ -21,23 +21,23 @@ from genie.testing.world import World, has_running_loop
 T = TypeVar("T")
 
 ADDRESS = "127.0.0.1", 7077
+"""The host and port of the server that `run` starts."""
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] | None = None) -> T:
     """Run a coroutine like `asyncio.run`, with a virtual clock and a Genie server at 127.0.0.1:7077.
 
     `asyncio.sleep(3600)` returns at once. Afterwards `time.time` and `time.monotonic` are an hour later, and locks and
-    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` keep the real time. `random`,
+    waiting requests have timed out accordingly. `datetime` and `time.perf_counter` have the real time. `random`,
     `secrets`, `os.urandom` and `uuid.uuid4` depend only on the seed, so a run is reproducible.
 
     `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
     Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.
 
-    With `faults`, which may be empty, the world is larger: three Genie servers, which keep their locks in a simulated Redis,
-    in a network whose delays depend on the seed. `process` starts processes of the service. The faults of the plan break
-    them.
+    If `faults`, a plan of faults, is not None, the world is larger: three Genie servers, which keep their locks in a simulated
+    Redis, in a network whose delays depend on the seed. `process` starts processes of the service, which the faults break.
 
-    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: connecting
+    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: to connect
     one, or a client of `genie.sync`, raises RuntimeError.
     """
     __tracebackhide__ = True  # pytest shows the line of the test instead

@@ -10,7 +10,7 @@ from genie.testing.faults import SERVERS
 from genie.testing.simulation.history import CLIENT_RECEIVED, CLIENT_SENT, FAULT, NOTE, SERVER_SENT, Entry
 
 MAX_LINES = 2_000
-"""Maximum number of lines; the latest are kept."""
+"""Maximum number of lines of a timeline. The latest are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,80 +18,89 @@ class Line:
     """One line of a timeline."""
 
     at_s: float
+    """The virtual time."""
     process: str
+    """The name of a process, a server, `redis` or `network`."""
     kind: str
     """`lock`, `fault` or `note`."""
     text: str
 
 
 def timeline(entries: Sequence[Entry]) -> list[Line]:
-    """Return the lines of a run: what the service asked for and got, what the servers ended, faults, and notes."""
+    """Return the latest lines of a run: grants and ends of locks, faults, and notes."""
     return list(_lines(entries))[-MAX_LINES:]
 
 
 class _Requests:
-    """The requests of a run, by which their messages are explained."""
+    """The requests of a run, by which messages about them are explained."""
 
     def __init__(self) -> None:
-        self._wanted: dict[tuple[int, object], str] = {}
-        """The resources of each request, by the number of its connection and `ref`, which several clients may use."""
+        self._locks_by_ref: dict[tuple[int, object], str] = {}
+        """The locks of each request as text, by the number of its connection and its `ref`. Several clients may use a `ref`."""
         self._by_id: dict[int, tuple[str, str]] = {}
-        """The process and the resources of each request, by id."""
+        """The process of each request, and its locks as text, by id."""
         self._ended: set[int] = set()
+        """The ids of the requests whose end has a line."""
         self._held: set[int] = set()
+        """The ids of the requests whose grant has a line."""
 
-    def explain(self, entry: Entry) -> tuple[str, str] | None:
-        """Return the process and the text for a message about a lock; None if it tells nothing new."""
+    def explain(self, entry: Entry) -> Line | None:
+        """Return a line for a message about a lock, or None if the message has no new information."""
         command, payload = entry.data.get("command"), entry.data.get("payload", {})
-        id_ = payload.get("id")
+        id_, ref = payload.get("id"), (entry.connection, payload.get("ref"))
         if entry.kind == CLIENT_SENT and command == "request":
-            self._wanted[entry.connection, payload.get("ref")] = ", ".join(
-                payload.get("resources", ["a free resource"])
-            )
+            self._locks_by_ref[ref] = ", ".join(payload.get("resources", ["a free resource"]))
         elif entry.kind == CLIENT_RECEIVED and command in ("queued", "locked"):
-            wanted = self._wanted.get((entry.connection, payload.get("ref")), "")
-            self._by_id.setdefault(id_, (entry.node, wanted))
+            locks = self._locks_by_ref.get(ref, "")
+            self._by_id.setdefault(id_, (entry.node, locks))
             if command == "locked" and id_ not in self._held:
                 self._held.add(id_)
-                return entry.node, f"holds {wanted}, fence {payload.get('fence')}"
+                return Line(entry.at, entry.node, "lock", f"holds {locks}, fence {payload.get('fence')}")
         elif command == "released" and id_ in self._by_id and id_ not in self._ended:
             self._ended.add(id_)
-            process, wanted = self._by_id[id_]
+            process, locks = self._by_id[id_]
             reason = payload.get("reason")
-            return process, f"released {wanted}" if reason == "success" else f"the server ended {wanted}: {reason}"
+            text = f"released {locks}" if reason == "success" else f"the server ended {locks}: {reason}"
+            return Line(entry.at, process, "lock", text)
         return None
 
 
 def _is_exit_of_server(entry: Entry) -> bool:
-    """Return whether the simulated machine of a server has noted that the server exited; the service did not crash it."""
+    """Return whether a note is about a server that has exited, for example after it has lost its leadership."""
     return entry.node.partition(".")[0] in SERVERS and entry.data.startswith("exit status")
 
 
 def _lines(entries: Sequence[Entry]) -> Iterator[Line]:
+    """Yield all lines of a run."""
     requests = _Requests()
     for entry in entries:
-        if entry.kind in (FAULT, NOTE):
-            if entry.kind == FAULT or not _is_exit_of_server(entry):
-                yield Line(entry.at, entry.node or "redis", "fault" if entry.kind == FAULT else "note", entry.data)
+        if entry.kind == FAULT:
+            yield Line(entry.at, entry.node or "redis", "fault", entry.data)
+        elif entry.kind == NOTE and not _is_exit_of_server(entry):
+            yield Line(entry.at, entry.node or "redis", "note", entry.data)
         elif entry.kind in (CLIENT_SENT, CLIENT_RECEIVED, SERVER_SENT):
-            explained = requests.explain(entry)
-            if explained is not None:
-                yield Line(entry.at, explained[0], "lock", explained[1])
+            line = requests.explain(entry)
+            if line is not None:
+                yield line
 
 
 def as_text(lines: Sequence[Line]) -> str:
-    """Return a timeline as aligned text, one line for each event. Times are seconds."""
-    width = max((len(line.process) for line in lines), default=0)
+    """Return a timeline as aligned text, one line for each event. Times are in seconds."""
+    process_width = max((len(line.process) for line in lines), default=0)
     marks = {"fault": "!", "note": "·", "lock": " "}
-    indent = "\n" + " " * (width + 15)
+    continuation = "\n" + " " * (process_width + 15)  # a text of several lines is aligned with its first line
     return "\n".join(
-        f"{line.at_s:10.3f}  {line.process:<{width}} {marks[line.kind]} {line.text.replace(chr(10), indent)}"
+        f"{line.at_s:10.3f}  {line.process:<{process_width}} {marks[line.kind]} "
+        + line.text.replace("\n", continuation)
         for line in lines
     )
 
 
 def as_page(title: str, plan: str, lines: Sequence[Line]) -> str:
-    """Return a timeline as a self-contained HTML page: a column for each process, a row for each event."""
+    """Return a timeline as a self-contained HTML page: a column for each process, a row for each event.
+
+    `plan` is shown above the timeline.
+    """
     processes = list(dict.fromkeys(line.process for line in lines))
     head = "".join(f"<th>{escape(name)}</th>" for name in processes)
     rows = []

@@ -51,18 +51,19 @@ class Process:
 
     name: str
     node: Node
+    """The current or last node of the process."""
     crashed: asyncio.Future[float]
-    """Done when the process has crashed: the seconds until it is started again."""
+    """Done when the process has crashed. The result is the time in seconds until it is started again."""
 
 
 class World:
-    """One run of a service in a simulated world. `run` returns what `main` returns; afterwards `entries` has what happened.
+    """One run of a service in a simulated world. `run` returns the result of the service. `entries` is then its timeline.
 
-    The servers continue the analyses `lock_orders` by namespace.
+    `faults` is the plan of faults. The servers add what they observe to `lock_orders`, by namespace.
     """
 
     current: World | None = None
-    """The world that is running."""
+    """The world that is running. None outside of `run`."""
 
     def __init__(
         self, seed: int, faults: Sequence[Fault], lock_orders: Mapping[str, LockOrder] = MappingProxyType({})
@@ -89,23 +90,17 @@ class World:
         return self.history.entries
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run `main` to its end. Raises what `main` raises, and TimeoutError after `MAX_VIRTUAL_S` seconds of virtual time."""
+        """Run the coroutine `main` of the service to its end, and return its result.
 
-        def drop_log(_level: str, line: MutableMapping[str, Any]) -> bool:
-            running = NODE.get()
-            if running is None or running.host not in SERVERS:
-                return False
-            if line["event"] in LEADERSHIP_EVENTS:
-                self.history.append(NOTE, running.host, line["event"])
-            return True
-
+        Raises what `main` raises, and TimeoutError after `MAX_VIRTUAL_S` seconds of virtual time.
+        """
         cleared = dict.fromkeys(("GENIE_TOKEN", "GENIE_TOKEN_FILE", "GENIE_NAMESPACE", "GENIE_PORT"), "")
         environment = {"GENIE_HOST": ",".join(f"{name}:7077" for name in SERVERS), **cleared}
         __tracebackhide__ = True  # pytest shows the line of the test instead
         try:
             require_lupa()
             with (
-                deterministic(self.loop, self.seed, drop_log),
+                deterministic(self.loop, self.seed, self._on_log),
                 patch.dict(os.environ, environment),
                 patch.object(World, "current", self),
             ):
@@ -118,7 +113,29 @@ class World:
         finally:
             main.close()
 
+    def _on_log(self, _level: str, line: MutableMapping[str, Any]) -> bool:
+        """Return True for a line of a Genie server, which is then dropped. Record a change of leadership in the timeline."""
+        running = NODE.get()
+        if running is None or running.host not in SERVERS:
+            return False
+        if line["event"] in LEADERSHIP_EVENTS:
+            self.history.append(NOTE, running.host, line["event"])
+        return True
+
     async def _run(self, main: Coroutine[Any, Any, T]) -> T:
+        """Start Redis and the servers, then run `main` with the faults of the plan."""
+        await self._start_servers()
+        started_at = self.loop.time()
+        self.history.restart()  # the timeline begins with the service
+        for fault in self.faults:
+            self.loop.call_at(started_at + fault.at_s, self._inject, fault, context=Context())
+        node = self.loop.create_node("main")
+        self.processes.append(Process("main", node, self.loop.create_future()))
+        async with asyncio.timeout(MAX_VIRTUAL_S):
+            return await self.loop.spawn(node, main)
+
+    async def _start_servers(self) -> None:
+        """Start Redis and the Genie servers, and wait until one of the servers leads."""
         await self.loop.spawn(self._redis_node, self.redis.serve(REDIS))
         random = Random(f"{self.seed} servers")
         for name in SERVERS:
@@ -137,17 +154,12 @@ class World:
                 host.server is not None and host.server.default_namespace.is_leader for host in self.hosts
             ):
                 await asyncio.sleep(0.01)
-        started_at = self.loop.time()
-        self.history.restart()  # what the service sees begins now
-        for fault in self.faults:
-            self.loop.call_at(started_at + fault.at_s, self._inject, fault, context=Context())
-        node = self.loop.create_node("main")
-        self.processes.append(Process("main", node, self.loop.create_future()))
-        async with asyncio.timeout(MAX_VIRTUAL_S):
-            return await self.loop.spawn(node, main)
 
     async def run_process(self, name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Run a function as a process of its own, and start it again after each crash, until it returns."""
+        """Run a function as a process of its own, and start it again after each crash, until it returns.
+
+        Returns the result of the function. Raises ValueError if the name is invalid, or a process with this name is running.
+        """
         if name in RESERVED_NAMES or name.isdecimal() or "," in name or name != name.strip():
             raise ValueError(
                 f"the name of a process must not be {', '.join(RESERVED_NAMES[1:])}, a number or empty, nor contain a "
@@ -157,7 +169,7 @@ class World:
             raise ValueError(f"the process {name!r} is running already: give each process another name")
         process = Process(name, self.loop.create_node(name), self.loop.create_future())
         self.processes.append(process)
-        starts = 1
+        start_count = 1
         try:
             while True:
                 task = self.loop.spawn(process.node, function(*args))
@@ -169,17 +181,18 @@ class World:
                     raise
                 if task.done():
                     return task.result()
-                await asyncio.sleep(process.crashed.result())
-                starts += 1
-                process.node = self.loop.create_node(f"{name}.{starts}", name)
+                restart_delay_s = process.crashed.result()
+                await asyncio.sleep(restart_delay_s)
+                start_count += 1
+                process.node = self.loop.create_node(f"{name}.{start_count}", name)
                 process.crashed = self.loop.create_future()
         finally:
             self.processes.remove(process)
             if not process.node.dead:
-                self.loop.kill(process.node)  # with the tasks and connections that the function has left
+                self.loop.kill(process.node)  # ends the tasks and connections that the function has left
 
     def note(self, text: str) -> None:
-        """Record a note of the running process."""
+        """Record a note of the running process in the timeline."""
         running = NODE.get()
         self.history.append(NOTE, "" if running is None else running.name, text)
 
@@ -211,14 +224,18 @@ class World:
                 self._pause(host.node, fault, host.name)
 
     def _find_process(self, target: str) -> Process | None:
-        """Return the process that a fault names. The service itself, `main`, has a number only while it is the only process."""
-        others = [process for process in self.processes if process.name != "main"] or self.processes
-        if target.isdecimal():
-            return others[int(target) % len(others)] if others else None
-        return next((process for process in self.processes if process.name == target), None)
+        """Return the process with the name or the number `target`, or None if there is none.
+
+        The service itself, `main`, has a number only while it is the only process.
+        """
+        if not target.isdecimal():
+            return next((process for process in self.processes if process.name == target), None)
+        numbered = [process for process in self.processes if process.name != "main"] or self.processes
+        return numbered[int(target) % len(numbered)] if numbered else None
 
     def _break_process(self, fault: Fault, process: Process) -> None:
-        node, lasts = process.node, f"for {fault.duration_s} s"
+        """Inject a fault of one of `PROCESS_KINDS` into a process that runs."""
+        node = process.node
         if fault.kind is Kind.PAUSE_PROCESS:
             self._pause(node, fault)
         elif fault.kind is Kind.CRASH_PROCESS:
@@ -232,15 +249,15 @@ class World:
                 if connection.client.node is node and connection.address[0] in SERVERS:
                     self.network.cut(connection, 0.0, fault.duration_s)
         else:
-            self._record(fault, node.name, lasts)
+            self._record(fault, node.name, f"for {fault.duration_s} s")
             for server in SERVERS:
                 self.network.partition(node.host, server)
                 self.loop.call_later(fault.duration_s, self.network.end_partition, node.host, server, context=Context())
 
     def _find_leader(self) -> Host | None:
-        """Return the host of the server that leads according to Redis; None if no server does, or it has crashed."""
-        node = self.redis.keys.hash(NAMESPACE_META).get(b"node")
-        address = json.loads(node)["listening"] if node else ""
+        """Return the host of the server that leads according to Redis, or None if no server does, or it has crashed."""
+        encoded_node = self.redis.keys.hash(NAMESPACE_META).get(b"node")
+        address = json.loads(encoded_node)["listening"] if encoded_node else ""
         return next((host for host in self.hosts if address == f"{host.name}:7077" and not host.node.dead), None)
 
     def _lose_lease(self, fault: Fault) -> None:
@@ -262,32 +279,43 @@ class World:
         end_after_takeover()
 
     def _delay_messages(self, fault: Fault) -> None:
+        """Delay the messages between the parties of a fault, for its duration."""
         parties = []
         for name in fault.parties:
             process = self._find_process(name)
             if process is None and name not in (*SERVERS, REDIS):
-                return
+                return  # there is no such party now
             parties.append(name if process is None else process.name)
         hosts = frozenset(parties)
-        late = LateMessages(hosts, fault.delay_s, self._late_random)
-        which = f"between {' and '.join(parties)}" if len(hosts) > 1 else "from and to it" if hosts else "of all"
+        column = "network"
+        if not hosts:
+            which = "of all"
+        elif len(hosts) == 1:
+            column, which = parties[0], "from and to it"
+        else:
+            which = f"between {' and '.join(parties)}"
         details = f"{which} by up to {fault.delay_s} s, for {fault.duration_s} s"
-        self._record(fault, parties[0] if len(hosts) == 1 else "network", details, ",".join(dict.fromkeys(parties)))
+        self._record(fault, column, details, ",".join(dict.fromkeys(parties)))
+        late = LateMessages(hosts, fault.delay_s, self._late_random)
         self.network.delay_messages(late)
         self.loop.call_later(fault.duration_s, self.network.end_delay, late, context=Context())
 
     def _pause(self, node: Node, fault: Fault, column: str | None = None) -> None:
+        """Stop a node for the duration of a fault, unless it is stopped or dead. `column` is by default its name."""
         if not node.dead and not node.stopped:
             self._record(fault, column or node.name, f"for {fault.duration_s} s")
             self.loop.stop_node(node)
             self.loop.call_later(fault.duration_s, self.loop.continue_node, node, context=Context())
 
     def _record(self, fault: Fault, column: str, details: str, target: str | None = None) -> None:
-        """Record a fault in a column of the timeline, and in the plan with the name of its target."""
+        """Record a fault in a column of the timeline, and in `injected` with the name of its target.
+
+        The default target is the process of this column, if there is one, or else the target of the fault.
+        """
         if target is None:
             target = next((process.name for process in self.processes if process.node.name == column), fault.target)
         self.injected.append(replace(fault, target=target))
-        self.history.append(FAULT, column, " ".join(filter(None, (str(fault.kind), details))))
+        self.history.append(FAULT, column, f"{fault.kind} {details}".rstrip())
 
 
 def has_running_loop() -> bool:
@@ -300,7 +328,7 @@ def has_running_loop() -> bool:
 
 
 def note(text: str) -> None:
-    """Add a note to the timeline of the simulated world. Outside of one it does nothing."""
+    """Add a note to the timeline of the simulated world. Without a simulated world this does nothing."""
     if World.current is not None:
         World.current.note(str(text))
 
@@ -310,7 +338,7 @@ async def process(name: str, function: Callable[..., Coroutine[Any, Any, T]], *a
 
     After a crash the function is called again, as by a supervisor: what it had in memory is lost. Objects that are passed to
     it, such as a simulated database, are outside of the process and keep their state. When the function returns, its process
-    ends: its connections are closed, and its tasks stop. Without a simulated world the function is only called.
+    ends: its connections are closed, and its tasks stop. Without a simulated world, this is a plain call of the function.
 
     Raises ValueError if a process with this name is running.
     """

@@ -24,18 +24,18 @@ NOTE = "note"
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One event of a simulation.
-
-    `node` is the name of a simulated process. `connection` is the number of a connection, or 0 if the event concerns none.
-    """
+    """One event of a simulation."""
 
     at: float
     """The virtual time in seconds."""
     kind: str
+    """One of the kinds above, such as `CLIENT_SENT`. A subclass of `History` may have further kinds."""
     node: str
+    """The name of a simulated process."""
     data: Any
     """The decoded JSON of a message, or a text. A subclass of `History` may record other objects."""
     connection: int = 0
+    """The number of a connection. 0 if the event concerns no connection."""
 
     def __str__(self) -> str:
         data = self.data
@@ -63,7 +63,7 @@ class History(Observer):
     """The bytes of an incomplete line, by one side of a connection and the kind of the entry."""
 
     def restart(self) -> None:
-        """Forget all entries, and count the time from now on."""
+        """Drop all entries. The times of new entries are counted from now on."""
         self.entries.clear()
         clock, started_at = self.clock, self.clock()
         self.clock = lambda: clock() - started_at
@@ -101,7 +101,8 @@ class History(Observer):
     def _record_lines(self, transport: SimTransport, kind: str, data: bytes) -> None:
         """Record each complete line as a message. An incomplete line is kept until the rest of the line arrives."""
         key = transport, kind
-        *complete_lines, partial_line = (self._partial_lines.pop(key, b"") + data).split(b"\n")
+        unrecorded = self._partial_lines.pop(key, b"") + data
+        *complete_lines, partial_line = unrecorded.split(b"\n")
         if partial_line:
             self._partial_lines[key] = partial_line
         node, number = transport.node.name, transport.connection.number

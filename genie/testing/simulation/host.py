@@ -1,4 +1,4 @@
-"""Simulated machines, which run a Genie server, and restart it whenever it ends."""
+"""Simulated machines. Each runs a Genie server, and starts it again when it has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESTART_DELAY_S = 0.05, 2.0
 
 
 class SharedProcess(Machine):
-    """The process of a test, whose garbage collection is not the business of a server."""
+    """The process of a test, in which a server must not change the garbage collection."""
 
     def prepare_memory(self) -> None:
         """Do nothing."""
@@ -58,9 +58,9 @@ class SimMachine(SharedProcess):
 
 
 class Host:
-    """A machine with a Genie server: `node` is the current or the last server process. `random` decides restart delays.
+    """A machine with a Genie server. `random` decides the delays of restarts.
 
-    The servers continue the analyses `lock_orders` by namespace.
+    The servers add what they observe to `lock_orders`, by namespace.
     """
 
     def __init__(
@@ -82,11 +82,13 @@ class Host:
         self._min_replicas = min_replicas
         self._lock_orders = lock_orders
         self.node: Node
+        """The current or the last server process."""
         self.server: Server | None = None
+        """The current or the last server. None until the first server process runs."""
         self.boots = 1
-        """Number of boots of the machine; part of its simulated boot id."""
+        """Number of boots of the machine. Part of its simulated boot id."""
         self._starts = 0
-        """Number of starts of the server; part of the name of the server process."""
+        """Number of starts of the server. Part of the name of the server process."""
         self._restarting = False
         """True if a restart is scheduled."""
         self.start()
@@ -138,5 +140,6 @@ class Host:
         lifetimes[process.name] = lifetimes[process.name][0], self._loop.time()
 
     def _restart_after(self, delay_s: float) -> None:
+        """Schedule the next start of the server."""
         self._restarting = True
         self._loop.call_later(delay_s, self.start, context=Context())

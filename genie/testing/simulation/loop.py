@@ -25,7 +25,7 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from typing import Any, Protocol, TypeVar
 from unittest.mock import patch
@@ -45,7 +45,7 @@ class Stuck(Exception):
 class Node:
     """A simulated process on a simulated host, created by `SimLoop.create_node`. A restarted process is a new node.
 
-    `clock_offset_s` is the difference between the wall clock of the node and the simulated time.
+    `clock_offset_s` is how much the wall clock of the node is ahead of the simulated time.
     """
 
     def __init__(self, name: str, host: str, clock_offset_s: float) -> None:
@@ -70,7 +70,7 @@ class Node:
 
 
 NODE: ContextVar[Node | None] = ContextVar("NODE", default=None)
-"""The node whose callback is running; None outside every node."""
+"""The node whose callback is running. None outside every node."""
 
 
 class LoopNetwork(Protocol):
@@ -104,6 +104,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._killed_tasks: list[list[asyncio.Task[Any]]] = []
         """The tasks of killed nodes. They stay referenced because garbage collection would run their `finally` blocks."""
         self.finished = False
+        """True if `finish` was called."""
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
@@ -151,7 +152,7 @@ class SimLoop(asyncio.BaseEventLoop):
         node.deferred.clear()
 
     def send_signal(self, node: Node, number: signal.Signals) -> bool:
-        """Schedule the handler that a node has for a signal; return False if the node has no handler."""
+        """Schedule the handler that a node has for a signal. Return False if the node has no handler."""
         handler = node.signals.get(number)
         if handler is not None:
             self.call_soon(handler, context=node.context)
@@ -223,13 +224,7 @@ class SimLoop(asyncio.BaseEventLoop):
         tasks += [task for killed in self._killed_tasks for task in killed if not task.done()]
         for task in tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            for _ in range(10 if coroutine is not None else 0):
-                try:
-                    coroutine.close()
-                    break
-                except BaseException:  # noqa: BLE001, S112 - the coroutine awaits in a `finally` block: close it again
-                    continue
+            _close(task.get_coro())
         self._ready.clear()
         self._scheduled.clear()
         self._killed_tasks.clear()
@@ -257,7 +252,7 @@ class SimLoop(asyncio.BaseEventLoop):
             node.signals[sig] = lambda: callback(*args)
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Remove the handler that the running node has for a signal; return False if the node has none."""
+        """Remove the handler that the running node has for a signal. Return False if the node has none."""
         node = NODE.get()
         return node is not None and node.signals.pop(sig, None) is not None
 
@@ -279,6 +274,18 @@ class SimLoop(asyncio.BaseEventLoop):
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, port))]
 
 
+MAX_CLOSE_ATTEMPTS = 10
+"""How often the loop tries to close a coroutine, which may await in several `finally` blocks."""
+
+
+def _close(coroutine: Any) -> None:
+    """Close the coroutine of a task, which is None if the task has none."""
+    for _ in range(MAX_CLOSE_ATTEMPTS if coroutine is not None else 0):
+        with suppress(BaseException):  # the coroutine awaits in a `finally` block: close it again
+            coroutine.close()
+            return
+
+
 # -- Determinism: wall clocks, random numbers and secrets from the seed, and the logs --------
 
 EPOCH_S = 1_790_000_000
@@ -289,11 +296,11 @@ EPOCH_S = 1_790_000_000
 def deterministic(
     loop: SimLoop, seed: int, on_log: Callable[[str, MutableMapping[str, Any]], bool] | None = None
 ) -> Iterator[None]:
-    """Replace the sources of nondeterminism: within this context `time` follows the loop, `random` and `secrets` the seed.
+    """Replace the sources of nondeterminism: in this context, `time` depends on the loop, and `random` and `secrets` on the seed.
 
-    `on_log` gets the level and the fields of each structlog line, and returns True to drop the line. The warnings of clients
-    are dropped. Blocking sockets and the clients of `genie.sync` raise RuntimeError, because they are not simulated. Automatic
-    garbage collection is disabled, because it would finalize objects at times that depend on the machine.
+    `on_log` is called with the level and the fields of each structlog line, and returns True to drop the line. The warnings of
+    clients are dropped. Blocking sockets and the clients of `genie.sync` raise RuntimeError, because they are not simulated.
+    Automatic garbage collection is disabled, because it would finalize objects at times that depend on the machine.
     """
 
     def wall_clock() -> float:
@@ -303,7 +310,7 @@ def deterministic(
     secret_random = random.Random(seed)
 
     def random_bytes(size: int | None = None) -> bytes:
-        return secret_random.randbytes(32 if size is None else size)
+        return secret_random.randbytes(32 if size is None else size)  # 32 is the default of `secrets.token_bytes`
 
     def filter_log(_logger: object, level: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         if on_log is not None and on_log(level, line):
@@ -313,9 +320,8 @@ def deterministic(
     log_config, random_state, gc_was_enabled = structlog.get_config(), random.getstate(), gc.isenabled()
     with (
         patch.multiple(time, time=wall_clock, time_ns=lambda: round(wall_clock() * 1e9), monotonic=loop.time),
-        # `uuid.uuid4` calls `os.urandom`; `random.SystemRandom` and the other functions of `secrets` call the other.
-        patch.object(os, "urandom", random_bytes),
-        patch.object(random, "_urandom", random_bytes),
+        patch.object(os, "urandom", random_bytes),  # for `uuid.uuid4`
+        patch.object(random, "_urandom", random_bytes),  # for `random.SystemRandom`, and so for most of `secrets`
         patch.object(secrets, "token_bytes", random_bytes),
         patch.object(socket, "create_connection", _reject_blocking_socket),
         # The default note has the process and the host, which differ from run to run.
@@ -337,6 +343,7 @@ def deterministic(
 
 
 def _reject_blocking_socket(*_: object, **__: object) -> Any:
+    """Raise RuntimeError. Replaces functions that would create a blocking socket."""
     raise RuntimeError(
         "blocking sockets are not simulated: use genie.connect() in genie.testing.run(), or genie.testing.server()"
     )

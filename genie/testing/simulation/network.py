@@ -1,6 +1,6 @@
 """A network in memory for `SimLoop`: TCP connections with delays, partitions, resets and half-open connections.
 
-The bytes of one connection arrive in order, in random pieces and after random delays. Connections are independent of each
+The bytes of one connection arrive in order, in random fragments and after random delays. Connections are independent of each
 other.
 """
 
@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from genie.testing.simulation.loop import NODE, Node, SimLoop
 
@@ -58,14 +58,15 @@ class Network:
         self.listeners: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Connection, None] = {}
         self.external_node = loop.create_node("world", "127.0.0.1")
-        """The node of connections that no other node makes, such as the connections of a test."""
+        """The node of connections that are made outside of all other nodes, such as those of a test."""
         self._partitioned: dict[frozenset[str], int] = {}
-        """The pairs of hosts that are partitioned from each other, with the number of partitions that have not ended."""
+        """By pair of hosts, the number of partitions between them that have not ended."""
         self._late: list[LateMessages] = []
-        """The messages that take longer now."""
+        """The additional delays that apply now."""
         self._waiting_for_heal: list[asyncio.Future[None]] = []
-        """Each `connect` that a partition delays waits for one of these futures."""
+        """A future for each `connect` that a partition delays."""
         self._connection_count = 0
+        """How many connections were made. Connections are numbered from 1."""
         self._last_port = 50_000
         """The last port that was chosen for a listener without a fixed port."""
         loop.network = self
@@ -91,7 +92,7 @@ class Network:
     async def connect(
         self, factory: Callable[[], asyncio.Protocol], host: str, port: int
     ) -> tuple[SimTransport, asyncio.Protocol]:
-        """Connect to an address; return the client's transport and protocol.
+        """Connect to an address, and return the client's transport and protocol.
 
         Each side creates its protocol when the handshake reaches that side. While the two hosts are partitioned, `connect`
         waits. Raises ConnectionRefusedError if no process listens at the address.
@@ -100,10 +101,7 @@ class Network:
         host = "127.0.0.1" if host == "localhost" else host
         hosts = frozenset((client_node.host, host))
         await asyncio.sleep(self.one_way_delay_s(hosts))
-        while self.is_partitioned(hosts):
-            healed: asyncio.Future[None] = self.loop.create_future()
-            self._waiting_for_heal.append(healed)
-            await healed
+        await self._wait_while_partitioned(hosts)
         listener = self.listeners.get((host, port))
         if listener is None:
             await asyncio.sleep(self.one_way_delay_s(hosts))
@@ -120,6 +118,13 @@ class Network:
         except BaseException:
             connection.client.abort()
             raise
+
+    async def _wait_while_partitioned(self, hosts: frozenset[str]) -> None:
+        """Wait until the two hosts in `hosts` are not partitioned from each other."""
+        while self.is_partitioned(hosts):
+            healed: asyncio.Future[None] = self.loop.create_future()
+            self._waiting_for_heal.append(healed)
+            await healed
 
     def is_partitioned(self, hosts: frozenset[str]) -> bool:
         """Return whether the two hosts in `hosts` are partitioned from each other."""
@@ -144,21 +149,19 @@ class Network:
             if listener.node is node:
                 del self.listeners[address]
         for connection in list(self.connections):
-            for side, other in (
-                (connection.client, connection.server),
-                (connection.server, connection.client),
-            ):
+            client, server = connection.client, connection.server
+            for side, peer in ((client, server), (server, client)):
                 if side.node is node:
                     connection.silent = silently  # `side.on_crash` depends on this
                     side.on_crash()
                     if silently:
-                        self.reset_later(other, self.delays.keepalive_s())
+                        self.reset_later(peer, self.delays.keepalive_s())
                     self.remove_if_ended(connection)
 
     def finish(self) -> None:
-        """End all connections without notifying anything, because the simulation has ended.
+        """End all connections without notifying the protocols, because the simulation has ended.
 
-        Otherwise a `StreamWriter` that is collected later warns that it was not closed.
+        Without this, a `StreamWriter` that is garbage-collected later would warn that it was not closed.
         """
         for connection in self.connections:
             connection.client.has_ended = connection.server.has_ended = True
@@ -190,18 +193,15 @@ class Network:
         self._deliver_delayed()
 
     def delay_messages(self, late: LateMessages) -> None:
-        """Let the messages that `late` concerns take longer, until `end_delay`. Messages in flight are not delayed."""
+        """Delay the messages that `late` concerns and that are sent from now on, until `end_delay`."""
         self._late.append(late)
 
     def end_delay(self, late: LateMessages) -> None:
-        """End the effect of `delay_messages` on messages that are sent from now on."""
+        """End the effect of `delay_messages` for messages that are sent from now on."""
         self._late.remove(late)
 
     def _deliver_delayed(self) -> None:
-        """Continue `connect` calls and deliveries after a partition has ended.
-
-        Calls and deliveries that another partition delays wait again.
-        """
+        """Continue `connect` calls and deliveries after a partition has ended. Another partition may delay them again."""
         for future in self._waiting_for_heal:
             if not future.done():
                 future.set_result(None)
@@ -220,17 +220,17 @@ class Network:
         self.reset_later(connection.server, server_after_s)
 
     def silence(self, connection: Connection, *, to_server: bool = True, to_client: bool = True) -> None:
-        """Lose all bytes of one or both directions of a connection, also FIN and RST, from now on.
+        """Lose everything in one or both directions of a connection from now on, also FIN and RST.
 
         The connection is half-open: no side is notified, and a side that ends the connection does not notify the other.
         """
-        for pipe, is_lost in ((connection.client.out, to_server), (connection.server.out, to_client)):
-            if is_lost:
-                pipe.clear()
-                pipe.broken = True
+        if to_server:
+            connection.client.out.break_silently()
+        if to_client:
+            connection.server.out.break_silently()
 
     def reset_later(self, side: SimTransport, after_s: float) -> None:
-        """Let the kernel of one side of a connection detect after `after_s` seconds that the connection is broken."""
+        """Reset one side of a connection after `after_s` seconds, as a kernel that detects that the connection is broken."""
         self.loop.call_later(after_s, side.reset, context=side.node.context)
 
 
@@ -240,16 +240,28 @@ DATA, ESTABLISHED, END, RESET = "data", "established", "end", "reset"
 """Kinds of segments: bytes, the handshake, FIN and RST."""
 
 
+class Segment(NamedTuple):
+    """A part of a connection's bytes, or a signal without bytes, that is in flight."""
+
+    arrives_at: float
+    """The virtual time of its arrival."""
+    kind: str
+    data: bytes
+
+
 class Pipe:
-    """One direction of a connection: the segments in flight from `source` to `destination`, in order."""
+    """One direction of a connection: the segments in flight from `source` to `destination`, in order.
+
+    `hosts` are the hosts of both.
+    """
 
     def __init__(self, network: Network, hosts: frozenset[str]) -> None:
         self.network = network
         self.hosts = hosts
         self.source: SimTransport
         self.destination: SimTransport
-        self.segments: deque[tuple[float, str, bytes]] = deque()
-        """The time of arrival, the kind and the bytes of each segment in flight."""
+        self.segments: deque[Segment] = deque()
+        """The segments in flight, in order."""
         self.buffered = 0
         """The number of bytes that are in flight or not yet read by the destination."""
         self._last_arrival_at = 0.0
@@ -265,9 +277,9 @@ class Pipe:
         """
         if self.broken:
             return
-        at = max(self._last_arrival_at, self.network.loop.time() + self.network.one_way_delay_s(self.hosts))
-        self._last_arrival_at = at
-        self.segments.append((at, kind, data))
+        arrives_at = self.network.loop.time() + self.network.one_way_delay_s(self.hosts)
+        self._last_arrival_at = max(self._last_arrival_at, arrives_at)
+        self.segments.append(Segment(self._last_arrival_at, kind, data))
         self.buffered += len(data)
         self.schedule_delivery()
 
@@ -276,28 +288,32 @@ class Pipe:
         self.segments.clear()
         self.buffered = 0
 
+    def break_silently(self) -> None:
+        """Drop the segments in flight and all later segments."""
+        self.clear()
+        self.broken = True
+
     def schedule_delivery(self) -> None:
         """Set a timer that delivers the next segment when the segment arrives.
 
         No timer is set if one is already set, nothing is in flight, the hosts are partitioned, or the next segment has bytes
         and the destination has paused reading. `heal` and `resume_reading` call this method again.
         """
-        if (
-            self._timer is not None
-            or not self.segments
-            or (self.segments[0][1] is DATA and self.destination.reading_paused())
-        ):
+        if self._timer is not None or not self.segments:
             return
+        segment = self.segments[0]
+        if segment.kind is DATA and self.destination.reading_paused():
+            return  # `resume_reading` schedules the delivery
         if self.network.is_partitioned(self.hosts):
             return  # `heal` schedules the delivery
         # A dead node runs no callbacks, but its kernel still takes segments.
         node = self.network.external_node if self.destination.node.dead else self.destination.node
-        self._timer = self.network.loop.call_at(self.segments[0][0], self._deliver, context=node.context)
+        self._timer = self.network.loop.call_at(segment.arrives_at, self._deliver, context=node.context)
 
     def reschedule_delivery(self) -> None:
-        """Move the delivery timer from the ended process to the simulated kernel, which still receives segments.
+        """Set the delivery timer again after the destination's process has ended.
 
-        A dead process runs no timers.
+        A dead process runs no timers, but its kernel still receives segments.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -305,38 +321,40 @@ class Pipe:
         self.schedule_delivery()
 
     def _deliver(self) -> None:
-        """Deliver the next segment, and schedule the delivery of the one after it.
-
-        Segments with bytes are joined if they have arrived. If `Delays.fragment` splits the bytes, the destination
-        gets the first fragment now and the rest after another delay.
-        """
+        """Deliver the next segment, and schedule the delivery of the segment after it."""
         self._timer = None
         if self.network.is_partitioned(self.hosts) or not self.segments:
             return
-        now = self.network.loop.time()
-        _, kind, _ = self.segments[0]
-        if kind is not DATA:
-            self.segments.popleft()
-            self.destination.segment_received(kind)
+        if self.segments[0].kind is not DATA:
+            self.destination.segment_received(self.segments.popleft().kind)
         elif not self.destination.reading_paused():
-            arrived = []
-            while self.segments and self.segments[0][1] is DATA and self.segments[0][0] <= now:
-                arrived.append(self.segments.popleft()[2])
-            data = b"".join(arrived)
-            size = self.network.delays.fragment(len(data)) if data else 0
-            if size < len(data):
-                self.segments.appendleft((now + self.network.delays.one_way_delay_s(), DATA, data[size:]))
-            self.buffered -= size
-            self.destination.data_received(data[:size])
-            self.source.drain_soon()
+            self._deliver_data()
         self.schedule_delivery()
+
+    def _deliver_data(self) -> None:
+        """Deliver the bytes of all segments that have arrived.
+
+        If `Delays.fragment` splits the bytes, only the first fragment is delivered, and the rest arrives after another delay.
+        """
+        now = self.network.loop.time()
+        arrived = []
+        while self.segments and self.segments[0].kind is DATA and self.segments[0].arrives_at <= now:
+            arrived.append(self.segments.popleft().data)
+        data = b"".join(arrived)
+        size = self.network.delays.fragment(len(data)) if data else 0
+        if size < len(data):
+            arrives_at = now + self.network.delays.one_way_delay_s()
+            self.segments.appendleft(Segment(arrives_at, DATA, data[size:]))
+        self.buffered -= size
+        self.destination.data_received(data[:size])
+        self.source.drain_soon()
 
 
 # -- Stand-ins for sockets --------
 
 
 class SimSocket:
-    """Stands in for a socket, e.g. in `get_extra_info("socket")`: it has addresses, and ignores socket options."""
+    """Replaces a socket, for example in `get_extra_info("socket")`. It has addresses, and ignores socket options."""
 
     family = socket.AF_INET
     type = socket.SOCK_STREAM
@@ -404,7 +422,7 @@ class Delays:
         return 0.0
 
     def fragment(self, size: int) -> int:
-        """Return how many of `size` arrived bytes are delivered now; the rest is delayed again."""
+        """Return how many of `size` arrived bytes are delivered now. The rest is delayed again."""
         return size
 
     def reset_discards_data(self) -> bool:
@@ -419,7 +437,7 @@ class Delays:
 class RandomDelays(Delays):
     """Random delays below 1 ms, and fragments in one of eight deliveries.
 
-    The share `slow_ratio` of the segments is slow: they are in flight for 1 ms to `max_slow_s` seconds.
+    A share of the segments, `slow_ratio`, is slow: these are in flight for 1 ms to `max_slow_s` seconds.
     """
 
     def __init__(self, random: Random, *, slow_ratio: float = 0.02, max_slow_s: float = 0.2) -> None:
@@ -447,9 +465,9 @@ class RandomDelays(Delays):
 
 
 class LateMessages:
-    """Additional delays of the messages between some hosts; see `Network.delay_messages`.
+    """Additional delays of the messages between some hosts, for `Network.delay_messages`.
 
-    `hosts` is empty for all messages. One host selects the messages from and to it, two hosts the messages between them.
+    `hosts` selects the messages: two hosts those between them, one host those from and to it, an empty set all messages.
     Each message takes between half of `max_delay_s` and `max_delay_s` longer.
     """
 
@@ -470,16 +488,17 @@ class LateMessages:
 # -- Transports --------
 
 WINDOW = 256 << 10
-"""The maximum number of bytes in flight or unread in one direction of a connection; the sender buffers the rest."""
+"""The maximum number of bytes in flight or unread in one direction of a connection. The sender buffers the rest."""
 HIGH, LOW = 64 << 10, 16 << 10
 """Above `HIGH` bytes in the send buffer `pause_writing` of the protocol is called, and at `LOW` bytes `resume_writing`."""
 
 
 class SimTransport(asyncio.Transport):
-    """One side of a simulated TCP connection.
+    """One side of a simulated TCP connection, in the process `node`.
 
     `out` is the pipe to the peer and `into` the pipe from the peer. `own` and `peer` are the addresses of the two sides.
-    `factory` makes the protocol when the handshake reaches this side. On the client side, `established` is then done.
+    `factory` makes the protocol when the handshake reaches this side. On the client side, the protocol is then the result of
+    `established`.
     """
 
     def __init__(
@@ -508,9 +527,11 @@ class SimTransport(asyncio.Transport):
         self._buffer = bytearray()
         """The bytes that wait for space in the peer's window."""
         self.read_paused = False
+        """True if the protocol has paused reading."""
         self._closing = False
         """True if the process has called `close` or `abort`."""
         self._eof_written = False
+        """True if the process has called `write_eof`."""
         self._writing_paused = False
         """True if the protocol was asked to pause writing."""
         self._draining = False
@@ -618,7 +639,8 @@ class SimTransport(asyncio.Transport):
             self._finish("reset", ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         elif not self._closing and self._protocol is not None:  # FIN
             self.network.observer.closed(self, "end")
-            if not self._protocol.eof_received():  # False: the protocol does not want a half-closed connection
+            keeps_half_open = self._protocol.eof_received()
+            if not keeps_half_open:
                 self.close()
 
     def reading_paused(self) -> bool:
@@ -681,7 +703,7 @@ class SimTransport(asyncio.Transport):
             self.into.reschedule_delivery()
 
     def _shut_down(self, how: str) -> None:
-        """End this side on the process's own initiative; `how` is `close` or `abort`.
+        """End this side because its process ends the connection. `how` is `close` or `abort`.
 
         The peer gets FIN. As in TCP, the peer gets RST instead if the process aborts or leaves received bytes unread.
         """
@@ -694,7 +716,8 @@ class SimTransport(asyncio.Transport):
         self._finish(how, None)
 
     def _has_unread(self) -> bool:
-        return any(kind is DATA for _, kind, _ in self.into.segments)
+        """Return whether the peer has sent bytes that the process has not read."""
+        return any(segment.kind is DATA for segment in self.into.segments)
 
     def _finish(self, how: str, error: Exception | None) -> None:
         """Mark this side as ended, and notify the observer and the protocol.

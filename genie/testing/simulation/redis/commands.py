@@ -13,27 +13,27 @@ from genie.testing.simulation.redis.resp import Failure, Status
 
 
 class StreamRead:
-    """A parsed XREAD command.
-
-    `after` has the id after which each stream is read. `count` is the maximum number of entries of a stream. `block_ms` is
-    the time to wait for entries: None if the command does not block, 0 if it blocks without a limit.
-    """
+    """A parsed XREAD command: `XREAD [COUNT count] [BLOCK ms] STREAMS key ... id ...`."""
 
     def __init__(self, keys: Keyspace, command: list[bytes]) -> None:
         self._keys = keys
         self.count: int | None = None
+        """The maximum number of entries of each stream. None without a limit."""
         self.block_ms: int | None = None
+        """The time to wait for entries. None if the command does not block, 0 if it blocks without a limit."""
         position = 1
         while command[position].upper() != b"STREAMS":
-            if command[position].upper() == b"COUNT":
-                self.count = int(command[position + 1])
-            elif command[position].upper() == b"BLOCK":
-                self.block_ms = int(command[position + 1])
+            option, value = command[position].upper(), command[position + 1]
+            if option == b"COUNT":
+                self.count = int(value)
+            elif option == b"BLOCK":
+                self.block_ms = int(value)
             position += 2
-        names = command[position + 1 :]
-        half = len(names) // 2
+        keys_and_ids = command[position + 1 :]
+        key_count = len(keys_and_ids) // 2
         self.after: dict[bytes, tuple[int, int]] = {}
-        for key, id_ in zip(names[:half], names[half:], strict=True):
+        """By key, the id after which the stream is read."""
+        for key, id_ in zip(keys_and_ids[:key_count], keys_and_ids[key_count:], strict=True):
             if id_ == b"$":  # only entries that are added later
                 stream = keys.stream(key)
                 self.after[key] = (0, 0) if stream is None else stream.last
@@ -41,7 +41,7 @@ class StreamRead:
                 self.after[key] = stream_id(id_, 0)
 
     def entries(self) -> dict[bytes, list[Any]] | None:
-        """Return the newer entries of each stream in the form of a reply; None if no stream has any."""
+        """Return the newer entries of each stream in the form of a reply, or None if no stream has any."""
         entries_by_key: dict[bytes, list[Any]] = {}
         for key, after in self.after.items():
             stream = self._keys.stream(key)
@@ -51,8 +51,12 @@ class StreamRead:
         return entries_by_key or None
 
 
+MAX_ID_PART = 1 << 63
+"""A number that no part of a stream id exceeds."""
+
+
 def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
-    """Parse the id of a stream entry or a bound of a range of ids.
+    """Parse the id of a stream entry or a bound of a range of ids. Return its milliseconds and its sequence.
 
     The text is `MILLISECONDS-SEQUENCE`, `MILLISECONDS` alone, `-` (the least id) or `+` (the greatest id). With a leading
     `(` the bound is exclusive, and the next greater id is returned. `default_sequence` is the sequence if the text has none.
@@ -60,7 +64,7 @@ def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
     if text == b"-":
         return 0, 0
     if text == b"+":
-        return 1 << 63, 1 << 63
+        return MAX_ID_PART, MAX_ID_PART
     milliseconds, dash, sequence_text = text.removeprefix(b"(").partition(b"-")
     sequence = int(sequence_text) if dash else default_sequence
     if text.startswith(b"("):  # exclusive
@@ -78,33 +82,35 @@ def encode_entry(entry: tuple[tuple[int, int], list[bytes]]) -> list[Any]:
 OK = Status(b"OK")
 
 _WRITES = {b"DEL", b"HDEL", b"HSET", b"SADD", b"SREM", b"UNLINK", b"XADD"}
+"""The commands that a read-only Redis rejects."""
 
 
 class Commands:
     """The keys, the scripts and the commands of one Redis."""
 
     read_only = False
-    """True if commands that write are rejected, as a replica does."""
+    """True if commands that write are rejected, as by a replica."""
 
     def __init__(self) -> None:
         self.keys = Keyspace()
         self.started_at = 0.0
         """When this run of Redis has started (event-loop time)."""
         self.run_id = "1"
+        """Identifies this run of Redis. Each restart changes it."""
         self._scripts: dict[bytes, bytes] = {}
         """The cached scripts by SHA-1."""
         self._effects: list[list[bytes]] = []
-        """The commands since the last atomic write that changed keys, including commands of scripts. They are replicated."""
+        """The commands of the current atomic write that have changed keys, also those of scripts. They are replicated."""
         self.unknown_commands: set[bytes] = set()
-        """The names of rejected commands. Each is a defect of a simulation: the store takes the error for a failure of
-        Redis."""
+        """The names of rejected commands that are not simulated. Each is a defect of the simulation, because the store takes the
+        error for a failure of Redis."""
 
     def flush_scripts(self) -> None:
-        """SCRIPT FLUSH: forget all cached scripts, so that EVALSHA fails."""
+        """SCRIPT FLUSH: drop all cached scripts, so that EVALSHA fails."""
         self._scripts.clear()
 
     def rejection(self, command: list[bytes]) -> Failure | None:
-        """Return the error with which Redis rejects a command before it executes or queues it; None if it does not."""
+        """Return the error with which Redis rejects a command before it executes or queues it, or None if it accepts it."""
         name = command[0].upper()
         if self._method(name) is None:
             self.unknown_commands.add(name)
@@ -130,7 +136,7 @@ class Commands:
         return reply
 
     def _method(self, name: bytes) -> Callable[[list[bytes]], object] | None:
-        """Return the method of a command, whose name is `do_` with the name of the command."""
+        """Return the method that executes a command, such as `do_hset` for HSET, or None if the command is unknown."""
         return getattr(self, f"do_{name.decode().lower()}", None)
 
     # -- of the server itself -----------------------------------------------------------------------------
@@ -153,6 +159,7 @@ class Commands:
         return f"# Server\r\n{server}".encode()
 
     def do_config(self, command: list[bytes]) -> object:
+        """CONFIG GET name ...: return the values of the settings."""
         settings = {b"appendonly": b"yes", b"maxmemory": b"0", b"maxmemory-policy": b"noeviction"}
         return {name: settings[name] for name in command[2:] if name in settings}
 
@@ -178,9 +185,10 @@ class Commands:
         return self._run(script, command)
 
     def _run(self, script: bytes, command: list[bytes]) -> object:
-        """Run a script with the keys and arguments of an EVAL or EVALSHA: script, number of keys, keys, arguments."""
-        keys_end = 3 + int(command[2])
-        return script_runner().run(script, command[3:keys_end], command[keys_end:], self.execute)
+        """Run a script with the keys and arguments of a command: `EVAL script key-count key ... argument ...`."""
+        key_count = int(command[2])
+        keys, arguments = command[3 : 3 + key_count], command[3 + key_count :]
+        return script_runner().run(script, keys, arguments, self.execute)
 
     def do_hset(self, command: list[bytes]) -> object:
         """HSET key field value ...: return how many fields are new."""
@@ -207,7 +215,10 @@ class Commands:
 
     def do_hscan(self, command: list[bytes]) -> object:
         """HSCAN: return the cursor 0, which ends the scan, and all fields and values at once."""
-        return [b"0", [text for item in self.keys.hash(command[1]).items() for text in item]]
+        fields_and_values: list[bytes] = []
+        for field_and_value in self.keys.hash(command[1]).items():
+            fields_and_values += field_and_value
+        return [b"0", fields_and_values]
 
     def do_sadd(self, command: list[bytes]) -> object:
         return sum(self.keys.set_field(command[1], member, None, kind=Members) for member in command[2:])
@@ -251,35 +262,36 @@ class Commands:
         id_ = stream_id(command[position], 0)
         if id_ <= stream.last:
             raise Failure("ERR The ID specified in XADD is equal or smaller than the target stream top item")
-        excess = sum(entry[0] < min_id for entry in stream.entries)
-        last_before, trimmed = stream.last, stream.entries[:excess]
+        trimmed_count = sum(entry[0] < min_id for entry in stream.entries)
+        last_before, trimmed = stream.last, stream.entries[:trimmed_count]
         self.keys.record_undo(key, lambda: stream.undo(last_before, trimmed))
         stream.entries.append((id_, command[position + 1 :]))
         stream.last = id_
-        del stream.entries[:excess]
+        del stream.entries[:trimmed_count]
         return b"%d-%d" % id_
 
     def do_xrange(self, command: list[bytes]) -> object:
         """XRANGE key start end [COUNT count]: return the entries in ascending order."""
-        stream = self.keys.stream(command[1])
-        first, last = stream_id(command[2], 0), stream_id(command[3], 1 << 63)
-        stored = [] if stream is None else stream.entries
-        entries = [encode_entry(entry) for entry in stored if first <= entry[0] <= last]
+        entries = self._entries_between(command[1], command[2], command[3])
         return entries[: int(command[5])] if len(command) > 4 else entries
 
     def do_xrevrange(self, command: list[bytes]) -> object:
         """XREVRANGE key end start [COUNT count]: return the entries in descending order."""
-        stream = self.keys.stream(command[1])
-        last, first = stream_id(command[2], 1 << 63), stream_id(command[3], 0)
-        stored = [] if stream is None else stream.entries
-        entries = [encode_entry(entry) for entry in reversed(stored) if first <= entry[0] <= last]
+        entries = self._entries_between(command[1], command[3], command[2])[::-1]
         return entries[: int(command[5])] if len(command) > 4 else entries
+
+    def _entries_between(self, key: bytes, start: bytes, end: bytes) -> list[Any]:
+        """Return the entries of a stream from the id `start` to the id `end`, in the form of a reply."""
+        stream = self.keys.stream(key)
+        first, last = stream_id(start, 0), stream_id(end, MAX_ID_PART)
+        stored = [] if stream is None else stream.entries
+        return [encode_entry(entry) for entry in stored if first <= entry[0] <= last]
 
     def do_xlen(self, command: list[bytes]) -> object:
         stream = self.keys.stream(command[1])
         return 0 if stream is None else len(stream.entries)
 
     def read(self, command: list[bytes]) -> object:
-        """XREAD without BLOCK: return pairs of a stream and its newer entries; None if no stream has newer entries."""
+        """XREAD without BLOCK: return pairs of a stream and its newer entries, or None if no stream has newer entries."""
         entries = StreamRead(self.keys, command).entries()
-        return entries if entries is None else [list(item) for item in entries.items()]
+        return None if entries is None else [list(item) for item in entries.items()]

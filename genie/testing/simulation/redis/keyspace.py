@@ -11,7 +11,7 @@ MAX_UNDO_WRITES = 2_000
 """The maximum number of recent writes that can be undone."""
 
 Undo = tuple[bytes, bytes | None, Any]
-"""One change: the key, the field (None if the key itself was changed), and how to undo the change; see `Keyspace._undo`."""
+"""One change: the key, the field (None if the key itself was changed), and the former value, as for `Keyspace._undo`."""
 
 
 class Keyspace:
@@ -62,7 +62,7 @@ class Keyspace:
     # -- writing ------------------------------------------------------------------------------------------
 
     def set_field(self, key: bytes, field: bytes, value: bytes | None, kind: type = dict) -> bool:
-        """Set a field of a hash, or add a member to a set (`kind` is `Members`); return whether the field is new.
+        """Set a field of a hash, or add a member to a set (`kind` is `Members`). Return whether the field is new.
 
         The key is created if necessary.
         """
@@ -75,7 +75,7 @@ class Keyspace:
         return is_new
 
     def remove_field(self, key: bytes, field: bytes) -> bool:
-        """Remove a field of a hash or a member of a set; return whether it existed. An empty key is removed, too."""
+        """Remove a field of a hash or a member of a set. Return whether it existed. A key that becomes empty is removed, too."""
         values = self._keys.get(key)
         if values is None or field not in values:
             return False
@@ -87,7 +87,7 @@ class Keyspace:
         return True
 
     def delete(self, key: bytes) -> bool:
-        """Remove a key; return whether it existed."""
+        """Remove a key. Return whether it existed."""
         values = self._keys.pop(key, None)
         if values is not None:
             self._pending_changes.append((key, None, values))
@@ -99,7 +99,7 @@ class Keyspace:
         self._keys[key] = value
 
     def record_undo(self, key: bytes, undo: Any) -> None:
-        """Record the function `undo`, which undoes a change that the caller makes to the value of a key."""
+        """Record a change that the caller makes to the value of a key. The function `undo` undoes the change."""
         self._pending_changes.append((key, None, undo))
 
     @property
@@ -117,7 +117,7 @@ class Keyspace:
         return undo
 
     def undo_last_writes(self, count: int) -> int:
-        """Undo the last `count` writes, or all recorded writes if there are fewer; return how many were undone."""
+        """Undo the last `count` writes, or all recorded writes if there are fewer. Return how many were undone."""
         undone_count = 0
         while undone_count < count and self._writes:
             for key, field, before in reversed(self._writes.pop()):
@@ -132,25 +132,29 @@ class Keyspace:
         self._pending_changes = []
 
     def _undo(self, key: bytes, field: bytes | None, before: Any) -> None:
-        """Undo one change; the arguments are the elements of an `Undo`.
+        """Undo one change of a key, or of a field if `field` is not None.
 
-        Without a field, `before` is the former value of the key, None if the key did not exist, or a function that undoes the
-        change. With a field, `before` is a 1-tuple of the former value, or None if the field did not exist.
+        For a key, `before` is the former value, None if the key did not exist, or a function that undoes the change. For a
+        field, `before` is a 1-tuple of the former value, or None if the field did not exist.
         """
-        if field is None:
-            if callable(before):
-                before()
-            elif before is None:
-                del self._keys[key]
-            else:
-                self._keys[key] = before
+        if field is not None:
+            self._undo_field(key, field, before)
+        elif callable(before):
+            before()
         elif before is None:
-            values = self._keys[key]
-            del values[field]
-            if not values:
-                del self._keys[key]
+            del self._keys[key]
         else:
-            self._keys[key][field] = before[0]
+            self._keys[key] = before
+
+    def _undo_field(self, key: bytes, field: bytes, before: tuple[Any] | None) -> None:
+        """Undo one change of a field."""
+        values = self._keys[key]
+        if before is not None:
+            (values[field],) = before
+            return
+        del values[field]
+        if not values:
+            del self._keys[key]
 
 
 class Members(dict[bytes, None]):
@@ -158,11 +162,13 @@ class Members(dict[bytes, None]):
 
 
 class Stream:
-    """A stream: a list of entries in the order of their ids. `last` is the greatest id ever added."""
+    """A stream."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[tuple[int, int], list[bytes]]] = []
+        """The id of each entry, and its alternating fields and values, in the order of the ids."""
         self.last = (0, 0)
+        """The greatest id that was ever added."""
 
     def undo(self, last: tuple[int, int], trimmed: list[tuple[tuple[int, int], list[bytes]]]) -> None:
         """Undo the addition of the last entry: restore the former last id and the entries that were trimmed."""

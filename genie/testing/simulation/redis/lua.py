@@ -33,6 +33,7 @@ class ScriptRunner:
         self._lua = LuaRuntime(encoding=None, unpack_returned_tuples=True)
         self._to_table = self._lua.table_from
         self._execute_command: Call
+        """Executes the commands of the script that is running."""
         redis: dict[bytes, Callable[..., object]] = {
             b"call": self._redis_call,
             b"pcall": self._redis_pcall,
@@ -42,9 +43,10 @@ class ScriptRunner:
         }
         self._lua.globals()[b"redis"] = self._to_table(redis)
         self._compiled: dict[bytes, Callable[[Any, Any], object]] = {}
+        """The function of each script, called with the tables KEYS and ARGV."""
 
     def run(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes], call: Call) -> object:
-        """Run a script and return its reply; `call` executes the Redis commands of the script.
+        """Run a script, whose commands `call` executes, and return its reply.
 
         Raises Failure if the script or one of its commands fails.
         """
@@ -64,7 +66,8 @@ class ScriptRunner:
 
     def _redis_call(self, *arguments: object) -> object:
         """Execute `redis.call` of a script. Raises Failure if the command fails."""
-        return self._to_lua_value(self._execute_command([_to_command_argument(argument) for argument in arguments]))
+        command = [_to_command_argument(argument) for argument in arguments]
+        return self._to_lua_value(self._execute_command(command))
 
     def _redis_pcall(self, *arguments: object) -> object:
         """Execute `redis.pcall` of a script. If the command fails, return a Lua table with the error."""
@@ -121,4 +124,5 @@ def _to_command_argument(value: object) -> bytes:
 
 
 def _sha1hex(text: bytes) -> bytes:
+    """Execute `redis.sha1hex` of a script."""
     return sha1(text).hexdigest().encode()  # noqa: S324 - Redis names scripts so

@@ -8,7 +8,7 @@ class Status(bytes):
 
 
 class Failure(Exception):
-    """An error reply. The text begins with a code, e.g. `ERR` or `NOSCRIPT`."""
+    """An error reply. The text begins with a code, such as `ERR` or `NOSCRIPT`."""
 
 
 class CommandParser:
@@ -37,26 +37,32 @@ class CommandParser:
 
         Returns the command and the position after the command, or None if the command is incomplete.
         """
-        data = self._data
-        end = data.find(b"\r\n", position)
+        header = self._parse_number(position)
+        if header is None:
+            return None
+        part_count, position = header
+        parts: list[bytes] = []
+        for _ in range(part_count):
+            header = self._parse_number(position)
+            if header is None:
+                return None
+            size, start = header
+            position = start + size + 2  # after the line end of the part
+            if position > len(self._data):
+                return None
+            parts.append(self._data[start : start + size])
+        return parts, position
+
+    def _parse_number(self, position: int) -> tuple[int, int] | None:
+        """Parse a line `*NUMBER` or `$NUMBER`. Return the number and the position after the line, or None if it is incomplete."""
+        end = self._data.find(b"\r\n", position)
         if end < 0:
             return None
-        parts: list[bytes] = []
-        count, position = int(data[position + 1 : end]), end + 2
-        for _ in range(count):
-            end = data.find(b"\r\n", position)
-            if end < 0:
-                return None
-            start = end + 2
-            position = start + int(data[position + 1 : end]) + 2
-            if position > len(data):
-                return None
-            parts.append(data[start : position - 2])
-        return parts, position
+        return int(self._data[position + 1 : end]), end + 2
 
 
 def encode(reply: object, version: int = 2) -> bytes:
-    """Encode a reply in RESP 2 or RESP 3.
+    """Encode a reply in this version of RESP, 2 or 3.
 
     A reply is bytes, an integer, None, a list, a tuple, a dict, a set, a `Status` or a `Failure`. RESP 2 has neither dicts
     nor sets, and represents both as lists.
@@ -72,15 +78,15 @@ def encode(reply: object, version: int = 2) -> bytes:
     if isinstance(reply, Failure):
         return b"-%b\r\n" % str(reply).encode()
     if isinstance(reply, dict):
-        flat = [part for item in reply.items() for part in item]
-        head = b"%%%d\r\n" % len(reply) if version > 2 else b"*%d\r\n" % len(flat)
+        parts = [part for key_and_value in reply.items() for part in key_and_value]
+        header = b"%%%d\r\n" % len(reply) if version > 2 else b"*%d\r\n" % len(parts)
     elif isinstance(reply, set):
-        flat = sorted(reply)  # the order must be deterministic
-        head = b"~%d\r\n" % len(flat) if version > 2 else b"*%d\r\n" % len(flat)
+        parts = sorted(reply)  # the order must be deterministic
+        header = b"~%d\r\n" % len(parts) if version > 2 else b"*%d\r\n" % len(parts)
     else:
-        flat = list(reply)  # type: ignore[call-overload]
-        head = b"*%d\r\n" % len(flat)
-    return head + b"".join([encode(part, version) for part in flat])
+        parts = list(reply)  # type: ignore[call-overload]
+        header = b"*%d\r\n" % len(parts)
+    return header + b"".join([encode(part, version) for part in parts])
 
 
 def encode_command(*parts: bytes) -> bytes:

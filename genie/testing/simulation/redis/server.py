@@ -11,8 +11,12 @@ from genie.testing.simulation.redis.commands import OK, Commands, StreamRead
 from genie.testing.simulation.redis.keyspace import Undo
 from genie.testing.simulation.redis.resp import CommandParser, Failure, Status, encode
 
-CUT_BEFORE, CUT_AFTER, REJECT = "reset before", "reset after", "reject"
-"""Faults of a command: the connection is reset before or after the command is executed, or the reply is an error."""
+CUT_BEFORE = "reset before"
+"""Fault of a command: the connection is reset before the command is executed."""
+CUT_AFTER = "reset after"
+"""Fault of a command: the connection is reset after the command is executed."""
+REJECT = "reject"
+"""Fault of a command: the command is not executed, and the reply is an error."""
 
 NOT_YET = object()
 """Returned instead of a reply while a command still blocks."""
@@ -40,12 +44,13 @@ class RedisConnection(asyncio.Protocol):
         self._is_dirty = False
         """True if a watched key was changed, so that the next EXEC fails."""
         self._transaction: list[list[bytes]] | None = None
-        """The commands since MULTI; None outside of a transaction."""
+        """The commands since MULTI. None outside of a transaction."""
         self._is_aborted = False
         """True if a command of the transaction was rejected, so that EXEC fails."""
         self._queued_commands: list[list[bytes]] = []
+        """Received commands that are not executed yet."""
         self._try_reply: Callable[[], object] | None = None
-        """A function that returns the reply to the blocking command, or `NOT_YET`; None if no command blocks."""
+        """A function that returns the reply to the blocking command, or `NOT_YET`. None if no command blocks."""
         self._timer: asyncio.TimerHandle | None = None
         """The timeout of the blocking command."""
 
@@ -71,8 +76,9 @@ class RedisConnection(asyncio.Protocol):
         self._transport.abort()
 
     def on_keys_changed(self, keys: set[bytes] | None) -> None:
-        """Note that keys were changed, by any client; for None, that all keys may have changed."""
-        if self._watched if keys is None else self._watched & keys:
+        """Record that a client has changed these keys, or if `keys` is None, that all keys may have changed."""
+        changed_watched = self._watched if keys is None else self._watched & keys
+        if changed_watched:
             self._is_dirty = True
 
     def reply_if_unblocked(self) -> None:
@@ -84,9 +90,10 @@ class RedisConnection(asyncio.Protocol):
 
     def send_reply(self, reply: object) -> None:
         """Send a reply, in the version of RESP that the client has selected by HELLO."""
-        # In RESP 2 the reply to XREAD is a list of pairs, while other dicts are flat lists.
-        if isinstance(reply, dict) and self._version < 3 and reply and isinstance(next(iter(reply.values())), list):
-            reply = [list(item) for item in reply.items()]
+        if isinstance(reply, dict) and reply and self._version < 3:
+            is_reply_to_xread = isinstance(next(iter(reply.values())), list)
+            if is_reply_to_xread:  # in RESP 2 a list of pairs, while other dicts are flat lists
+                reply = [list(item) for item in reply.items()]
         self._transport.write(encode(reply, self._version))
 
     # -- inside -------------------------------------------------------------------------------------------
@@ -105,7 +112,7 @@ class RedisConnection(asyncio.Protocol):
             self._execute(self._queued_commands.pop(0))
 
     def _execute(self, command: list[bytes]) -> None:
-        """Execute a command and send the reply, unless the command blocks or the nemesis injects a fault."""
+        """Execute a command and send the reply, unless the command blocks or a fault is injected."""
         if self._redis.handle_if_replication(self, command):
             return
         fault = self._redis.fault(command, self.peer)
@@ -141,21 +148,14 @@ class RedisConnection(asyncio.Protocol):
     def _transact(self, name: bytes, command: list[bytes]) -> object:
         """Execute MULTI, EXEC, WATCH or UNWATCH, or queue another command until EXEC. Return the reply.
 
-        EXEC executes the queued commands as one atomic write, and returns their replies. If a watched key was changed since
-        WATCH, EXEC executes nothing and returns None.
+        If a watched key was changed since WATCH, EXEC executes nothing, and its reply is None.
         """
         if name == b"WATCH":
             self._watched.update(command[1:])
         elif name == b"MULTI":
             self._transaction, self._is_aborted = [], False
         elif name == b"EXEC":
-            queued, self._transaction = self._transaction or [], None
-            aborted, dirty = self._is_aborted, self._is_dirty
-            self._watched.clear()
-            self._is_dirty = self._is_aborted = False
-            if aborted:
-                return Failure("EXECABORT Transaction discarded because of previous errors.")
-            return None if dirty else self._write(queued)
+            return self._end_transaction()
         elif name == b"UNWATCH":
             self._watched.clear()
             self._is_dirty = False
@@ -168,6 +168,16 @@ class RedisConnection(asyncio.Protocol):
             return Status(b"QUEUED")
         return OK
 
+    def _end_transaction(self) -> object:
+        """EXEC: execute the queued commands as one atomic write, and return their replies."""
+        queued, self._transaction = self._transaction or [], None
+        was_aborted, was_dirty = self._is_aborted, self._is_dirty
+        self._watched.clear()
+        self._is_dirty = self._is_aborted = False
+        if was_aborted:
+            return Failure("EXECABORT Transaction discarded because of previous errors.")
+        return None if was_dirty else self._write(queued)
+
     def _write(self, commands: list[list[bytes]]) -> list[object]:
         """Execute commands as one atomic write, and return their replies."""
         offset_before = self._redis.offset
@@ -179,14 +189,16 @@ class RedisConnection(asyncio.Protocol):
     def _read(self, command: list[bytes]) -> object:
         """XREAD: return the newer entries, or None if there are none.
 
-        With the option BLOCK and without newer entries, blocks the connection; the returned None is then not a reply.
+        With the option BLOCK and without newer entries, this blocks the connection, and the returned None is not a reply.
         """
         read = StreamRead(self._redis.keys, command)
         available = read.entries()
         if read.block_ms is not None:
             self._redis.on_blocking_read(self.peer, read)
-        if available is not None or read.block_ms is None:
-            return available if self._version > 2 or available is None else list(available.items())
+        if available is not None:
+            return available if self._version > 2 else list(available.items())
+        if read.block_ms is None:
+            return None
 
         def try_read() -> object:
             entries = read.entries()
@@ -198,8 +210,8 @@ class RedisConnection(asyncio.Protocol):
     def _wait(self, replicas: int, timeout_ms: int) -> object:
         """WAIT: return how many replicas have the writes of this connection.
 
-        If fewer than `replicas` replicas have the writes, blocks the connection until enough have them or the timeout
-        passes (0: no timeout). The returned None is then not a reply.
+        If fewer than `replicas` replicas have the writes, this blocks the connection until enough have them or the timeout
+        has passed, and the returned None is not a reply. A timeout of 0 means no timeout.
         """
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
@@ -230,7 +242,7 @@ class RedisConnection(asyncio.Protocol):
 PORT = 6379
 
 Fault = Callable[[list[bytes], str], str | None]
-"""A function from a command and the name of the node that sent the command to a fault, or to None."""
+"""Returns the fault of a command, such as `CUT_BEFORE`, or None. Called with the command and the name of the node that sent it."""
 
 
 class SimRedis(Commands):
@@ -257,7 +269,7 @@ class SimRedis(Commands):
             connection.cut()
 
     def restart(self, lost_writes: int = 0) -> int:
-        """Simulate a restart: abort all connections, forget the cached scripts, and lose the last `lost_writes` writes.
+        """Simulate a restart: abort all connections, drop the cached scripts, and lose the last `lost_writes` writes.
 
         Returns how many writes were lost.
         """
@@ -272,7 +284,7 @@ class SimRedis(Commands):
         self.notify_watchers(None)
 
     def notify_watchers(self, keys: set[bytes] | None) -> None:
-        """Notify the connections that keys were changed; for None, that all keys may have changed."""
+        """Notify the connections that these keys were changed, or if `keys` is None, that all keys may have changed."""
         for connection in self._connections:
             connection.on_keys_changed(keys)
 
@@ -314,7 +326,7 @@ class SimRedis(Commands):
         return 0
 
     def handle_if_replication(self, connection: RedisConnection, command: list[bytes]) -> bool:  # noqa: ARG002
-        """Handle a command that a replica sends to its master; return False for any other command."""
+        """Handle a command that a replica sends to its master. Return False for any other command."""
         return False
 
     def on_disconnect(self, connection: RedisConnection) -> None:
