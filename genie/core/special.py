@@ -26,8 +26,9 @@ MAX_QUEUES = 3_000
 """Maximum number of queues in which a request may wait, those of its names and of the subtrees above them. A step that queues,
 grants or ends the request reads all of them: without a limit there may be 17,408."""
 
-MAX_COMPARED_NAMES = 2_000_000
-"""Maximum number of locked names that are compared with new subtrees of one request, if it names several: their product."""
+MAX_COMPARED_NAMES = 1_000_000
+"""Maximum number of comparisons of a locked name with a subtree for one request that names several: of all names with the new
+subtrees, and of the locks of its transaction with all subtrees for which they are not counted."""
 
 MAX_SEARCHED_LEVELS = 5_000
 """Maximum number of levels that are searched for subtrees above the names of one `anyOf`. Each directory, that is, a name up to its

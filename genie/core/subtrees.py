@@ -54,7 +54,7 @@ def open_specials(
             _add_request(table, name, request)
     if is_bounded and len(details.subtrees) > 1:
         locked = len(table.uncontended) + len(table.resources)
-        if len(new) * locked > MAX_COMPARED_NAMES or table.uncounted_names(request) > MAX_COMPARED_NAMES:
+        if len(new) * locked + table.uncounted_names(request) > MAX_COMPARED_NAMES:
             return False
     max_cost = MAX_WAITERS_BELOW if is_bounded else inf
     for name in new:

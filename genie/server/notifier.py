@@ -276,7 +276,7 @@ class Notifier:
         elif event.is_opening:
             reason = (
                 f"too many waiting requests or locks: at most {core.MAX_WAITERS_BELOW} requests, fewer if they have many names, "
-                f"may wait below subtrees that no other request names, several subtrees may be compared with {core.MAX_COMPARED_NAMES} names, "
+                f"may wait below subtrees that no other request names, several subtrees take at most {core.MAX_COMPARED_NAMES} comparisons with names, "
                 f"and a request may wait in {core.MAX_QUEUES} queues, of its names and of the subtrees above them"
             )
         elif principal is None or self.size.queue_limit(principal) >= limit:

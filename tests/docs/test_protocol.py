@@ -230,7 +230,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Steps of the search for a deadlock and of the rearrangement of queues, for one request": MAX_ARRIVAL_STEPS,
         "Requests that wait below the new subtrees of a request, which no other request names": MAX_WAITERS_BELOW,
         "Queues in which a request may wait, of its resources and of the subtrees above them that are locked or waited for": MAX_QUEUES,
-        "Locked names that are compared with several new subtrees of a request: the product of both": MAX_COMPARED_NAMES,
+        "Comparisons of a locked name with a subtree, for a request that names several": MAX_COMPARED_NAMES,
         "Connections": SETTINGS.limits.max_connections,
         "Connections from one address": SETTINGS.limits.max_connections_per_address,
         "Greatest absolute value of an id in a command": limits.MAX_ID,

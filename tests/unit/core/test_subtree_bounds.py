@@ -385,6 +385,18 @@ def test_a_request_for_many_subtrees_over_many_names_is_rejected(monkeypatch: py
     check(manager)
 
 
+def test_the_comparisons_with_all_names_and_with_the_locks_of_the_transaction_are_added_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subtrees, "MAX_COMPARED_NAMES", 150)
+    manager = LockManager()
+    step(manager, *(f"a/{number}" for number in range(40)), transaction="T")
+    assert step(manager, "b/**", "c/**").state is HELD, "80 comparisons"
+    rejected = request_for("d/**", "e/**", transaction="T")
+    assert manager.step(rejected, 0) == [QueueFull(rejected, is_opening=True)], "84 and 80 comparisons"
+    check(manager)
+
+
 # -- The end of a subtree lock --------------------------------------------------------------
 
 
