@@ -258,11 +258,14 @@ class Column:
         return min(full_width, max(self.min_width, width(self.header))) if self.min_width else full_width
 
 
-def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_width: int) -> list[str]:
+def fit_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], max_width: int, *, wraps: bool = False
+) -> list[str]:
     """Return the header and the rows as aligned, escaped lines of at most `max_width` terminal columns.
 
     A table that is too wide loses its empty columns first. Then columns are dropped by rank until the preferred
-    widths fit. The columns that are left get the remaining width.
+    widths fit. The columns that are left get the remaining width. A text that is wider than its column is shortened; with
+    `wraps` it continues in further lines.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     headers = [column.header for column in columns]
@@ -279,9 +282,15 @@ def fit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], max_widt
         shown.remove(max(shown, key=lambda i: columns[i].rank))
     widths = _grow(columns, shown, min_widths, targets=preferred_widths, max_width=max_width)
     widths = _grow(columns, shown, widths, targets=full_widths, max_width=max_width)
+    fitted: list[Sequence[str]] = []
+    for row in cells:
+        if wraps:
+            fitted += zip_longest(*(wrap_words(row[i], widths[i]) for i in shown), fillvalue="")
+        else:
+            fitted.append([shorten(row[i], widths[i]) for i in shown])
     lines = table(
         [columns[i].header for i in shown],
-        [[shorten(row[i], widths[i]) for i in shown] for row in cells],
+        fitted,
         right_aligned=[position for position, i in enumerate(shown) if columns[i].right_aligned],
     )
     return [clip(line, max_width) for line in lines]

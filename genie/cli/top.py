@@ -150,8 +150,8 @@ class Section:
     incomplete: str = ""
     """A text to append to the title if the server did not compare all rows; else empty."""
 
-    def lines(self, max_rows: int, max_width: int) -> Iterator[Line]:
-        """Yield an empty line, the title, and the table with at most `max_rows` rows."""
+    def lines(self, max_rows: int, max_width: int, *, wraps: bool) -> Iterator[Line]:
+        """Yield an empty line, the title, and the table with at most `max_rows` rows. `wraps`: as for `fit_table`."""
         yield Line("")
         if not self.rows:
             yield Line(clip(self.empty_note, max_width), DIM)
@@ -159,7 +159,7 @@ class Section:
         shown = self.rows[:max_rows]
         count = "" if len(shown) == self.total else f" ({len(shown):,} of {self.total:,})"
         yield Line(clip(f"{self.title}{count}{self.incomplete}", max_width), BOLD)
-        header, *rows = fit_table(self.columns, shown, max_width)
+        header, *rows = fit_table(self.columns, shown, max_width, wraps=wraps)
         yield Line(header, DIM)
         yield from map(Line, rows)
 
@@ -172,7 +172,8 @@ class Section:
 def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> list[Line]:
     """Return the lines of the screen: at most `rows` lines (None: no limit) of at most `columns` terminal columns.
 
-    `hints` are texts to show at the end of the first line, such as the key to quit.
+    Without a limit of the lines, long names are wrapped, otherwise they are shortened. `hints` are texts to show at the end
+    of the first line, such as the key to quit.
     """
     lines = [*_header_lines(snapshot.state, columns, hints), *_warning_lines(snapshot.state, columns)]
     if snapshot.waits is not None and snapshot.hot is not None:
@@ -185,7 +186,7 @@ def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> l
             del sections[1]  # the section of the queues already says that no requests wait
         free_lines = None if rows is None else rows - len(lines)
         for section, section_rows in _share_lines(sections, free_lines):
-            lines += section.lines(section_rows, columns)
+            lines += section.lines(section_rows, columns, wraps=rows is None)
     return lines[:rows]
 
 
@@ -352,7 +353,7 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 
 @click.command()
 @click.option("--every", type=seconds(0.1), metavar="SECONDS", default=1, show_default=True, help="Refresh interval.")
-@click.option("--once", is_flag=True, help="Print one snapshot and exit, as if stdout were not a terminal.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit. On a terminal, names are wrapped.")
 @click.option("--wide", is_flag=True, help="With --once: print whole rows, however long.")
 @json_option
 @admin_query

@@ -110,6 +110,19 @@ def test_locks_of_units_and_subtrees_are_shown_as_they_are_requested() -> None:
     assert [lines[line + number].split()[-4] for number in (2, 3)] == ["2/10:pool", "exclusive:a/**"]
 
 
+def test_without_a_limit_of_the_lines_long_names_are_wrapped() -> None:
+    names = [f"transfer-{'0' * 30}-{number}" for number in (1, 2)]
+    nodes = [
+        msgspec.structs.replace(node, transaction_name=name) for node, name in zip(WAITS.nodes, names, strict=False)
+    ]
+    snapshot = Snapshot(state(), msgspec.structs.replace(WAITS, nodes=[*nodes, *WAITS.nodes[2:]]), HOT)
+    for columns in (60, 80):
+        shown = texts(render(snapshot, columns, None))
+        assert not any("…" in line for line in shown)
+        assert max(map(width, shown)) <= columns
+    assert any("…" in line for line in texts(render(snapshot, 60, 40)))
+
+
 def test_at_80_columns_ids_are_dropped_and_transactions_are_complete() -> None:
     names = {WAITERS[0]: "order-4711-settlement", HOLDER: "month-end-report-2026"}
     nodes = [
