@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	mathrand "math/rand/v2"
@@ -345,6 +346,8 @@ func (c *Client) receive(conn *conn, m *message) error {
 func (c *Client) onLocked(conn *conn, r *call, p *payload) error {
 	l := c.locks[p.ID]
 	switch {
+	case p.ID == 0 || p.Fence == 0:
+		return errors.New("the server sent a lock without an id or a fence")
 	case r != nil && r.name == "request":
 		r.lock.onGranted(conn, r, p)
 	case r != nil: // the request was cancelled meanwhile

@@ -92,7 +92,7 @@ class Locked(Struct, tag="locked", tag_field="command", gc=False):
         """Payload of `locked`."""
 
         id: Id
-        fence: int
+        fence: Id
         ref: str | None = None
         expiresIn: float | None = None  # noqa: N815
         resources: list[str] | None = None

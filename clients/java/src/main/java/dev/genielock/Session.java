@@ -479,6 +479,7 @@ final class Session {
     /** Handles the grant of a request, or the report that a lock is held. */
     private void onLocked(Connection conn, Call call, Wire.Message message) throws IOException {
         long id = message.id();
+        if (id == 0 || message.integer("fence") == 0) throw new IOException("the server sent a lock without an id or a fence");
         Lock lock = locks.get(id);
         if (call != null && call.isRequest()) {
             call.lock.onGranted(conn, call, message);

@@ -83,7 +83,10 @@ final class Wire {
             return fields.get(name) instanceof String text ? Optional.of(text) : Optional.empty();
         }
 
-        long integer(String name) { return fields.get(name) instanceof Number number ? number.longValue() : 0; }
+        /** Returns an integer. One with more than 64 bits counts as missing, too: its last bits are another number. */
+        long integer(String name) {
+            return fields.get(name) instanceof Number number && !(number instanceof BigInteger) ? number.longValue() : 0;
+        }
 
         private int count(String name) { return (int) integer(name); }
 
