@@ -3,6 +3,7 @@ package dev.genielock;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.regex.Pattern;
@@ -18,6 +19,16 @@ class ReadmeTest {
         assertEquals(7, examples.size());
         for (String example : examples) {
             assertTrue(compiled.contains(example), example);
+        }
+    }
+
+    @Test
+    void theArchiveContainsItsLicense() throws Exception {
+        String archive = GenieClient.class.getProtectionDomain().getCodeSource().getLocation().toString();
+        var license = GenieClient.class.getResource("/META-INF/LICENSE");
+        assertTrue(license.toString().contains(archive), license.toString());
+        try (var stream = license.openStream()) {
+            assertEquals(Files.readString(Path.of("LICENSE")), new String(stream.readAllBytes(), StandardCharsets.UTF_8));
         }
     }
 }
