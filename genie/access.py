@@ -354,7 +354,7 @@ class AccessControl:
         """Create the access control from the server's settings: one token for all clients, or the path of a token file.
 
         If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token file
-        is invalid; the message names the file and the section.
+        is invalid. The message names the file and the section.
         """
         return _do_all_parts(cls.load_in_parts(token, token_file, certificates_required=certificates_required))
 
@@ -423,5 +423,5 @@ class AccessControl:
 
 
 def _digest(token: str) -> bytes:
-    """Return the SHA-256 digest of a token; digests have equal lengths, so comparing them takes constant time."""
+    """Return the SHA-256 digest of a token. Digests have equal lengths, so that comparing them takes constant time."""
     return sha256(token.encode(errors="surrogatepass")).digest()  # UTF-8 has no lone surrogates

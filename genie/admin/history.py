@@ -39,7 +39,9 @@ class HistorySearches:
         Raises ApiError: 503 if too many searches run or the search takes too long, 500 if the history is damaged.
         """
         if self._running_count >= MAX_SEARCHES:
-            raise ApiError(503, Code.UNAVAILABLE, "too many searches of the history at the same time; try again")
+            raise ApiError(
+                503, Code.UNAVAILABLE, f"{MAX_SEARCHES} searches of the history are running; try again later"
+            )
         self._running_count += 1
         try:
             result = await _search(directory, Query(resource=resource, limit=MAX_REQUESTS))
@@ -57,7 +59,8 @@ async def _search(directory: Path, query: Query) -> Result:
     try:
         process = await run_process(command, msgspec.json.encode(query), timeout_s=TIMEOUT_S, errors=subprocess.PIPE)
     except subprocess.TimeoutExpired:
-        raise ApiError(503, Code.UNAVAILABLE, f"the search took longer than {TIMEOUT_S:g} s") from None
+        message = f"the search of the history took longer than {TIMEOUT_S:g} s; use genie history on the server"
+        raise ApiError(503, Code.UNAVAILABLE, message) from None
     if process.returncode != 0:
         last_error_line = process.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
         log.error("history search failed", directory=str(directory), reason=last_error_line)

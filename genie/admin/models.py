@@ -84,7 +84,7 @@ class State(ApiModel):
     version: str
     namespace: str
     namespaces: list[Namespace]
-    """All namespaces of the server; the first is the default."""
+    """All namespaces of the server. The first is the default."""
     role: str
     """Role of this server in the requested namespace, as in `namespaces`."""
     leader: str | None

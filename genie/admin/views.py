@@ -236,7 +236,8 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
             queue = [*queue, *below][:MAX_ROWS]
     special = None if locked_resource is None else locked_resource.special
     if isinstance(special, Counted):
-        limits = [request.units[name][1] for request in (*holders, *queue) if name in request.units]
+        units = [request.units[name] for request in (*holders, *queue) if name in request.units]
+        limits = [limit for _count, limit in units]
         response.units_in_use, response.units_limit = special.in_use, max(limits, default=special.in_use)
     elif isinstance(special, Subtree):
         response.held_below = special.shared + special.exclusive
@@ -246,13 +247,19 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
         await budget.spend(NODE_WORK)
     for request in queue:
         if request.state is WAITING:
-            blockers, total, checks = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
-            row = _request_row(request, now)
-            row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
+            row, work = _waiting_row(table, request, now)
             response.queue.append(row)
-            # A request that is only counted as a blocker takes about a quarter of a work unit.
-            await budget.spend(checks // 4 + NODE_WORK * (1 + len(blockers)))
+            await budget.spend(work)
     return response
+
+
+def _waiting_row(table: LockTable, request: Request, now: float) -> tuple[models.Row, int]:
+    """Convert a waiting request to its response type, with its blockers. Return it with the work units of the conversion."""
+    blockers, total, checks = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
+    row = _request_row(request, now)
+    row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
+    counting_work = checks // 4  # to count a request takes about a quarter of a work unit
+    return row, counting_work + NODE_WORK * (1 + len(blockers))
 
 
 MAX_COMPARED = 20_000

@@ -535,7 +535,7 @@ def _archiver_lock(directory: Path) -> Iterator[bool]:
 
 
 def main(arguments: list[str]) -> None:
-    """Clean up a directory, and print how many writes were dropped."""
+    """Clean up a directory, and print how many writes were dropped. The arguments are those of the command line above."""
     with contextlib.suppress(OSError):
         os.nice(19)  # leaves the processor to the server
     try:

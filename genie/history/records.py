@@ -334,20 +334,19 @@ class RawDecoder:
             case Context():
                 self._at, self._principal, self._note = line.at, line.principal, None
                 self._next_id, self._next_fence = line.next_id, line.next_fence
-            case Carried():
-                return False
-            case Granted():
-                self._next_id, self._next_fence = line.id + 1, line.fence + 1
-                return False
-            case Queued():
-                self._next_id = line.id + 1
-                return False
-            case Locked():
-                self._next_fence = line.fence + 1
-                return False
             case _:
+                self._count_event(line)
                 return False
         return True
+
+    def _count_event(self, line: Line) -> None:
+        """Advance the next id after a request, and the next fencing token after a grant."""
+        if isinstance(line, Carried):  # from an earlier file
+            return
+        if isinstance(line, Queued):  # also Granted
+            self._next_id = line.id + 1
+        if isinstance(line, (Granted, Locked)):
+            self._next_fence = line.fence + 1
 
     def _to_event(self, command: commands.WireCommand) -> Line:
         """Return the event that a command has caused. Advances the next id, and the next fencing token after a grant."""

@@ -95,7 +95,7 @@ class Redaction:
         if isinstance(line, (records.Carried, records.Moved)) and line.positions is not None:
             line.positions = {self.redact(name): position for name, position in line.positions.items()}
         if isinstance(line, records.Released):
-            # The owners in a cycle: transactions by name, requests without a transaction by id.
+            # An owner is the name of a transaction, or the id of a request without one.
             line.cycle = tuple([self.redact(owner) if isinstance(owner, str) else owner for owner in line.cycle])
         return line
 

@@ -566,7 +566,7 @@ class _Simulation:
     def run(self) -> Outcome:
         """Simulate all recorded arrivals, then the time until the last recorded end. Return the outcome."""
         last, has_begun = 0.0, False
-        # By arrival; the requests that are carried into the period are first.
+        # The requests that are carried into the period are first.
         by_arrival = sorted(self._recorded.values(), key=lambda each: (not each.was_live, each.line.at, each.line.id))
         for request in by_arrival:
             line = request.line

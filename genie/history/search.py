@@ -164,11 +164,8 @@ class _Search:
         self._transactions = None if query.transaction is None else recorded_names(directory, query.transaction)
         """All recorded names that match the transaction of the query. None if the query has no transaction."""
         clients = None if query.client is None else {query.client}
-        self._keys = [
-            [key_of(kind, name) for name in names]
-            for kind, names in (("r", self._resources), ("t", self._transactions), ("c", clients))
-            if names is not None
-        ]
+        filters = {"r": self._resources, "t": self._transactions, "c": clients}
+        self._keys = [[key_of(kind, name) for name in names] for kind, names in filters.items() if names is not None]
         """For each filter by name, the index keys of its names. A block with a matching request has one key of each filter."""
         self._found: dict[int, Entry] = {}
         """Requests that match the names of the query, by id."""

@@ -185,7 +185,7 @@ class Segment:
             raise UnreadableHistory(f"{self.path} has no index") from None
         self._index = content[:-CRC_BYTES]
         if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
-            raise UnreadableHistory(f"{path}: damaged")
+            raise UnreadableHistory(f"{path}: damaged, its checksum is wrong")
         first_line, _, entries = self._index.partition(b"\n")
         try:
             header = json.decode(first_line, type=IndexHeader)

@@ -1,6 +1,6 @@
 """Statistics of one namespace on one server: plain counters that the metrics and the admin port read.
 
-Contention is counted by resource, in bounded memory; everything else is a number or a histogram.
+Contention is counted by resource, in bounded memory. Nearly everything else is a number or a histogram.
 """
 
 from __future__ import annotations
@@ -271,13 +271,13 @@ class Stats:
         """Add a deadlock to the recent deadlocks, and drop the oldest deadlocks beyond the limits."""
         cycle, request = event.cycle, event.request
         self.contention.record_conflict({wait.resource for wait in cycle.waits if wait.waiter == request.id})
-        if len(self.deadlocks) == MAX_DEADLOCKS:
-            self._deadlock_steps -= len(self.deadlocks.popleft().cycle.waits)
+        max_earlier_steps = MAX_DEADLOCK_STEPS - len(cycle.waits)
+        while self.deadlocks and (len(self.deadlocks) == MAX_DEADLOCKS or self._deadlock_steps > max_earlier_steps):
+            oldest = self.deadlocks.popleft()
+            self._deadlock_steps -= len(oldest.cycle.waits)
         self.deadlocks.append(Deadlock(request.since_unix_ms, request.id, request.transaction, cycle))
-        self._unreported_deadlocks += 1
         self._deadlock_steps += len(cycle.waits)
-        while self._deadlock_steps > MAX_DEADLOCK_STEPS and len(self.deadlocks) > 1:
-            self._deadlock_steps -= len(self.deadlocks.popleft().cycle.waits)
+        self._unreported_deadlocks += 1
 
     def _record_wait(self, request: Request, waited_ms: float) -> None:
         """Add the wait time of a request that waits no longer to the contention of the resources on which it was blocked."""

@@ -79,7 +79,9 @@ class World:
         self.redis = SimRedis()
         self._redis_node = self.loop.create_node(REDIS)
         self.hosts: list[Host] = []
+        """The machines of the Genie servers."""
         self.processes: list[Process] = []
+        """The running processes of the service, `main` first."""
         self._lock_orders = lock_orders
         self.injected: list[Fault] = []
         """The faults that were possible, with the names of their targets."""
@@ -215,13 +217,16 @@ class World:
             self._delay_messages(fault)
         else:
             host = next((host for host in self.hosts if host.name == fault.target), None)
-            if host is None or host.node.dead:
-                return
-            if fault.kind is Kind.CRASH_SERVER:
-                self._record(fault, host.name, f"back after {fault.duration_s} s")
-                host.kill(fault.duration_s, silently=False)
-            else:
-                self._pause(host.node, fault, host.name)
+            if host is not None and not host.node.dead:
+                self._break_server(fault, host)
+
+    def _break_server(self, fault: Fault, host: Host) -> None:
+        """Inject a fault of one of `SERVER_KINDS` into a server that runs."""
+        if fault.kind is Kind.CRASH_SERVER:
+            self._record(fault, host.name, f"back after {fault.duration_s} s")
+            host.kill(fault.duration_s, silently=False)
+        else:
+            self._pause(host.node, fault, host.name)
 
     def _find_process(self, target: str) -> Process | None:
         """Return the process with the name or the number `target`, or None if there is none.

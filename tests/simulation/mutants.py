@@ -95,8 +95,8 @@ MUTANTS = [
     Mutant(
         "a commit accepts a gap",
         "storage/redis/commit.py",
-        "if meta.position == (epoch.number, index - 1) and meta.has_log:",
-        "if meta.position <= (epoch.number, index - 1) and meta.has_log:",
+        "if meta.has_log and meta.position == last_stored:",
+        "if meta.has_log and meta.position <= last_stored:",
         first=40,
     ),
     Mutant(

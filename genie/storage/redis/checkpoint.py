@@ -182,7 +182,7 @@ class Checkpointer:
 
 
 def _is_deletion(line: bytes) -> bool:
-    """Return whether a line of a batch deletes an id. Such a line is the id alone; any other is an id, a space and a record."""
+    """Return whether a line of a batch deletes an id. Such a line is the id alone. Other lines also have a space and a record."""
     return b" " not in line
 
 

@@ -175,8 +175,8 @@ class AckPolicy:
     def missing_acks(self, reply: object) -> str:
         """Return which acknowledgements are missing, as text for an error message, or "" if the commit has all of them.
 
-        `reply` is the reply to WAIT, the number of replicas; or to WAITAOF, the list [1 if the primary has fsynced, number
-        of replicas].
+        `reply` is the reply to WAIT, which is the number of replicas, or the reply to WAITAOF, which is the list [1 if the
+        primary has fsynced else 0, number of replicas].
         """
         if isinstance(reply, ErrorReply):
             return str(reply)
@@ -443,7 +443,8 @@ class CommitWriter:
             # A running recovery sends the batch at its end. `_on_recovery_done` may not have run yet.
             is_recovering = self._recovery is not None and not self._recovery.done()
             if not is_recovering:
-                self.recover(self.resume() if connection is not None else self._retry(RedisFailure("not connected")))
+                is_connected = connection is not None
+                self.recover(self.resume() if is_connected else self._retry(RedisFailure("not connected to Redis")))
             return
         batch = self.batch
         command, batch.expected_reply = self._encoder.encode(batch.index, batch.encoded)
@@ -580,18 +581,20 @@ class CommitWriter:
             raise
 
     def _compare(self, meta: Meta | None) -> Outcome:
-        """Return how the end of the log compares with the last stored batch and the batch in flight."""
-        epoch, index = self._keyspace.epoch, self.batch.index
+        """Return how the end of the log in `meta` compares with the last stored batch and the batch in flight."""
+        epoch = self._keyspace.epoch
+        in_flight = (epoch.number, self.batch.index)
+        last_stored = (epoch.number, self.batch.index - 1)
         if meta is None:
             return Outcome.ROLLED_BACK
         if (meta.epoch.number, meta.epoch.nonce) != (epoch.number, epoch.nonce):
             return Outcome.ROLLED_BACK if meta.epoch.number < epoch.number else Outcome.OTHER_LEADER
-        if meta.position == (epoch.number, index - 1) and meta.has_log:
+        if meta.has_log and meta.position == last_stored:
             return Outcome.NOT_STORED
-        if meta.position == (epoch.number, index) and meta.has_log:
+        if meta.has_log and meta.position == in_flight:
             return Outcome.STORED
         # A lost or shorter log lacks stored batches. A longer one has batches that this leader has not sent.
-        return Outcome.ROLLED_BACK if meta.position < (epoch.number, index) else Outcome.OTHER_LEADER
+        return Outcome.ROLLED_BACK if meta.position < in_flight else Outcome.OTHER_LEADER
 
     # -- failures -----------------------------------------------------------------------------------------
 

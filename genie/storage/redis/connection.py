@@ -144,7 +144,7 @@ class RedisConnection(asyncio.Protocol):
         cost a commit more than the rest of this module (measured).
         """
         if self._transport is None or self._transport.is_closing():
-            on_reply(RedisFailure("not connected"))
+            on_reply(RedisFailure("not connected to Redis"))
             return
         if self.asking:
             command, reply_count = ASKING + command, reply_count + 1

@@ -61,7 +61,7 @@ class Candidacy:
     """The observations of a candidate about a namespace. Times are event-loop times in seconds."""
 
     last_sign_of_life: float
-    """When a leader was last observed to be alive; initially, when this node last connected to Redis."""
+    """When a leader was last observed to be alive. Before the first observation, when this node last connected to Redis."""
     has_seen_leader: bool
     """True if a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
     Always True if the primary cannot change."""
@@ -275,8 +275,8 @@ class LeadershipBalancer:
     def election_delay_s(self, own_address: str, namespace: str) -> float:
         """Return how long this node, at address `own_address`, waits before it competes for a vacant namespace.
 
-        The delay grows with the number of namespaces that this node leads, and with the difference to the node that leads the
-        fewest; both parts are limited. For a namespace that this node has just transferred, the delay is longer.
+        One part of the delay grows with the number of namespaces that this node leads, the other with the difference to the node
+        that leads the fewest. For a namespace that this node has just transferred, the delay is longer.
         """
         own_count = self.count(own_address)
         min_count = min(Counter(self._leaders.values()).values(), default=0)

@@ -233,7 +233,7 @@ class Keyspace:
             raise UnknownFormat(f"{self.meta}: a field is invalid: {error}; restore it from a backup") from None
 
     async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
-        """Start a new epoch with `node` as the leader; afterwards no earlier leader can commit.
+        """Start a new epoch with `node` as the leader. Afterwards no earlier leader can commit.
 
         The epoch continues from the position of `observed`, or from an empty state if `observed` is None. Returns False if the
         metadata or the log has changed since `observed` was read: another node has taken over, or the leader has committed.
@@ -280,8 +280,7 @@ class Keyspace:
     async def publish_position_and_compare(self, position: Position) -> bool:
         """Publish this candidate's replicated position, and return whether another candidate has published a later position.
 
-        The position must be published again within `POSITION_TTL_S`; positions that are not published again are ignored.
-        Each publication has a new count, so that each changes the stored value. Other nodes measure the time since they first
+        Other candidates ignore the position if it is not published again within `POSITION_TTL_S`. Each publication has a new count, so that each changes the stored value. Other nodes measure the time since they first
         read the value, so clocks of different nodes are not compared.
         """
         now = asyncio.get_running_loop().time()
@@ -381,7 +380,7 @@ class Keyspace:
         if meta is not None and not history.contains(meta.position):
             raise LeadershipLost(f"{self.meta} has another leader")
         if meta is None and log_end not in (None, self.log_end):
-            raise LeadershipLost(f"{self.log} has changed")
+            raise LeadershipLost(f"{self.log} has changed, so another server writes it")
         self._attempted_restore = epoch = self._next_epoch()
         await self._register_snapshot(epoch)
         record_count = await self._write_records(epoch.state, state)

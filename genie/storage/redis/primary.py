@@ -52,9 +52,10 @@ def is_denied(error: BaseException) -> bool:
 
 
 class Primary:
-    """Calls commands on the Redis that is currently the primary; in a cluster, the primary of the hash slot of `key`.
+    """Calls commands on the Redis that is currently the primary. In a cluster, this is the primary of the hash slot of `key`.
 
-    A primary with fewer than `min_replicas` connected replicas is rejected. With `fsync`, so is a Redis without WAITAOF.
+    A primary with fewer than `min_replicas` connected replicas is rejected. With `fsync`, a Redis without WAITAOF is rejected
+    as well.
     """
 
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
@@ -81,12 +82,7 @@ class Primary:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 location = await self._discovery.find()
-                connection = await RedisConnection.open(location.address, self._login)
-                try:
-                    await self._check_role(connection)
-                except BaseException:
-                    connection.close()
-                    raise
+                connection = await self._open(location.address)
         except TimeoutError:
             step = "discovery of the primary" if location is None else f"connecting to {location.address}"
             raise RedisFailure(f"{step} took longer than {CONNECT_TIMEOUT_S} s") from None
@@ -103,11 +99,21 @@ class Primary:
             self.drop()  # the former primary may still accept writes until it notices its demotion
         return connection
 
+    async def _open(self, address: Address) -> RedisConnection:
+        """Connect to the Redis at `address`, and check its role. Disconnects if the check fails."""
+        connection = await RedisConnection.open(address, self._login)
+        try:
+            await self._check_role(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
         """Run one command, and return its reply. Connects first if necessary. The command may block for `wait_s` seconds.
 
-        Raises RedisFailure if the command fails; Redis may have executed it nevertheless. After any error the connection is
-        closed, and the next call discovers the primary again.
+        Raises RedisFailure if the command fails. Redis may have executed the command nevertheless. After any error the
+        connection is closed, and the next call discovers the primary again.
         """
         async with self._call_lock:
             try:
@@ -228,7 +234,7 @@ class Primary:
         return None if self._connection is None else self._connection.address
 
     def drop(self) -> None:
-        """Close the connection; the next call discovers the primary again."""
+        """Close the shared connection. The next call discovers the primary again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

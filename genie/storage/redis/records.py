@@ -226,10 +226,16 @@ class RecordDecoder:
             stored = _decode(record)
         except ValidationError as error:
             raise UnknownFormat(f"the record of {id} was written by another version of Genie: {error}") from None
-        if stored.state == "ended":
-            line = stored.line.encode() + b"\n" if stored.line else b""
-            reason = _decode_ended(line).payload.reason if line else SUCCESS
-            return RetainedReply(id, stored.ref, self._origin(stored), stored.since, line, reason)
+        return self._to_retained_reply(id, stored) if stored.state == "ended" else self._to_request(id, stored)
+
+    def _to_retained_reply(self, id: int, stored: Record) -> RetainedReply:
+        """Return the retained reply of a record."""
+        line = stored.line.encode() + b"\n" if stored.line else b""
+        reason = _decode_ended(line).payload.reason if line else SUCCESS
+        return RetainedReply(id, stored.ref, self._origin(stored), stored.since, line, reason)
+
+    def _to_request(self, id: int, stored: Record) -> Request:
+        """Return the held or waiting request of a record."""
         request = Request(
             stored.shared,
             stored.exclusive,

@@ -108,22 +108,26 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
                 state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
                 return state
         except LogTruncated:
-            latest = await keyspace.read()
-            # A later checkpoint, a restored snapshot or a rollback would explain why the reader cannot continue.
-            is_incomplete = (
-                latest is not None
-                and latest.checkpoint.position <= reader.position < latest.position
-                and latest.history.contains(reader.position)
-            )
-            if latest is not None and is_incomplete:
-                raise LogIncomplete(
-                    f"{keyspace.log} lacks the entry after {encode_position(reader.position)}, which is later than the "
-                    f"checkpoint, {encode_position(latest.checkpoint.position)}: wait for the next checkpoint of the leader, "
-                    f"or stop all servers, delete the keys of the namespace and restore a backup"
-                ) from None
+            await _raise_if_incomplete(keyspace, reader)
             log.warning(
                 "replication log changed during load, reloading state", position=encode_position(reader.position)
             )
+
+
+async def _raise_if_incomplete(keyspace: Keyspace, reader: LogReader) -> None:
+    """Raise LogIncomplete if the log, which does not continue at the position of `reader`, lacks an entry.
+
+    Otherwise a later checkpoint, a restored snapshot or a rollback explains why the reader cannot continue.
+    """
+    meta = await keyspace.read()
+    if meta is None or not meta.history.contains(reader.position):
+        return
+    if meta.checkpoint.position <= reader.position < meta.position:
+        raise LogIncomplete(
+            f"{keyspace.log} lacks the entry after {encode_position(reader.position)}, which is later than the "
+            f"checkpoint, {encode_position(meta.checkpoint.position)}: wait for the next checkpoint of the leader, "
+            f"or stop all servers, delete the keys of the namespace and restore a backup"
+        ) from None
 
 
 async def _catch_up(
@@ -233,7 +237,7 @@ class LocalReplica:
         return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot to restore if Redis, with the lineage `history`, lacks acknowledged commits; else None."""
+        """Return the snapshot to restore if Redis, with the lineage `history`, lacks acknowledged commits. Otherwise return None."""
         own = self.history
         if own is None or not self.has_commits_missing_from(history):
             return None

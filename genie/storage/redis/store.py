@@ -203,7 +203,7 @@ class RedisStore:
     async def wait_for_transfer_request(self) -> None:
         """Wait until another node requests this namespace and leads at least `MIN_IMBALANCE` namespaces fewer than this node.
 
-        The transfer is then recorded in the balancer; the caller must resign.
+        The transfer is then recorded in the balancer, and the caller must resign.
         """
         own_address = self._node.address
         while True:

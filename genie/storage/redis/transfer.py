@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class TransferError(Exception):
-    """An export or import was refused; nothing was changed."""
+    """An export or import was refused. Nothing was changed."""
 
 
 class Header(Struct, rename="camel", forbid_unknown_fields=True):

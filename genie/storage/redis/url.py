@@ -97,7 +97,7 @@ def _single_server(base: str, rest: str) -> RedisUrl:
 
 
 def _standalone(options: dict[str, Any]) -> RedisUrl:
-    """Build the RedisUrl of one server from the options that redis-py has parsed; `path` is a Unix socket."""
+    """Build the RedisUrl of one server from the options that redis-py has parsed. The option `path` is a Unix socket."""
     path = options.pop("path", None)
     if path is not None:
         return RedisUrl("standalone", (Address(path, 0),), _login(options))
@@ -163,7 +163,7 @@ def _address(text: str, default_port: int, number: int) -> Address:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """Return the options that redis-py parses from the URL of one server; `path` is set for a Unix socket.
+    """Return the options that redis-py parses from the URL of one server. For a Unix socket, the option `path` is set.
 
     Raises ValueError if the URL is invalid. The messages of redis-py are replaced, because they could contain a password.
     """

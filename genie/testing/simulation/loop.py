@@ -53,12 +53,15 @@ class Node:
         self.host = host
         self.clock_offset_s = clock_offset_s
         self.dead = False
+        """True if the process has crashed or ended."""
         self.stopped = False
+        """True from `SimLoop.stop_node` to `SimLoop.continue_node`."""
         self.continued_at = -math.inf
         """When the node was last continued after a stop, in virtual time."""
         self.deferred: deque[events.Handle] = deque()
         """Callbacks that became ready while the node was stopped."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """The tasks of the node."""
         self.signals: dict[int, Callable[[], object]] = {}
         """The handler of each signal number."""
         self.context = Context()

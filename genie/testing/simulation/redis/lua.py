@@ -83,7 +83,7 @@ class ScriptRunner:
         if isinstance(reply, Status):
             return self._to_table({b"ok": bytes(reply)})
         if isinstance(reply, dict):
-            return self._to_table([part for item in reply.items() for part in item])
+            return self._to_table([part for key_and_value in reply.items() for part in key_and_value])
         if isinstance(reply, (list, tuple, set)):
             return self._to_table([self._to_lua_value(part) for part in reply])
         return reply
