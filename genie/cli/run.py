@@ -47,21 +47,23 @@ from genie.lock_modes import is_subtree
 from genie.protocol.resources import parse_resource, parse_resource_arg
 
 LOST = 124
-"""The lock was lost before the command ended; the status of timeout(1)."""
+"""Exit status if a lock was lost before the command ended, as of timeout(1)."""
 USAGE_ERROR = 2
-"""Invalid arguments; the status of click."""
+"""Exit status for invalid arguments, as of click."""
 FAILED = 125
-"""Genie failed: no server, or the request was rejected."""
+"""Exit status if genie failed: no server, or the request was rejected."""
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 SIGNAL_BASE = 128
 """Added to the number of the signal that ended the command, or that ended genie before it started the command."""
 
 WATCHDOG_TIMEOUT_S = 30.0
-"""Hold time after each extension. The locks survive if the server is unreachable for less than this time."""
+"""Transaction timeout of locks without a maximum hold time. They are extended, so they are lost only if no server can be
+reached for this time."""
 
 FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
+"""The signals that a terminal sends for Ctrl-C and Ctrl-\\."""
 
 LOOP_ITERATIONS = 3
 """Event-loop iterations after which a pending signal or timeout has been read, queued and handled."""
@@ -78,13 +80,13 @@ class RunOptions:
     port: int
     namespace: str | None
     queue_timeout: float | None
-    """None: the request waits without a limit."""
+    """None for a request that waits without a limit."""
     max_hold: float | None
-    """Maximum hold time. Without one, the locks are extended while the command runs."""
+    """Maximum hold time. If it is None, the locks are extended while the command runs."""
     transaction: str | None
     priority: float
     note: str | None = None
-    """By default the name of the program, with the process id of genie and the host."""
+    """The default has the name of the program, the process id of genie, and the host."""
     conflict_status: int
     """Exit status if the locks were not granted."""
     kill_after: float
@@ -101,30 +103,20 @@ class LockedCommand:
         self._task: asyncio.Task[object] | None = None
         """The task of `run`, which a signal before the start cancels."""
         self._child_process: subprocess.Popen[bytes] | None = None
-        """The process of the command; None before the start."""
+        """The process of the command. None before the start."""
         self._child_ended = asyncio.Event()
         """Set when the command has ended."""
-        self._status_of_genie: int | None = None
-        """Exit status of genie that takes precedence over the exit status of the command; None if there is none."""
+        self._failure_status: int | None = None
+        """Exit status for an error of genie, which takes precedence over the exit status of the command. None without one."""
         self._stop_signal: int | None = None
-        """The signal that ended genie before the command was started."""
+        """The signal that ended genie before the command was started, or None."""
 
     async def run(self) -> int:
-        """Wait for the locks, run the command, release the locks; return the exit status."""
+        """Wait for the locks, run the command, and release the locks. Return the exit status."""
         self._task = asyncio.current_task()
         self._handle_signals()
         try:
-            options = self._options
-            client = Client(
-                parse_addresses(options.host, options.port),
-                ClientOptions(
-                    response_timeout=RESPONSE_TIMEOUT_S,
-                    namespace=options.namespace,
-                    note=default_note(PurePath(options.command[0]).name) if options.note is None else options.note,
-                    waits_for_servers=False,
-                ),
-            )
-            async with client:
+            async with self._make_client() as client:
                 await self._run_with_locks(client)
         except asyncio.CancelledError:
             if self._exit_status() is None:  # `_on_signal` did not request this cancellation
@@ -138,23 +130,32 @@ class LockedCommand:
         status = self._exit_status()
         return FAILED if status is None else status
 
+    def _make_client(self) -> Client:
+        """Return a client for the options. Raises ValueError if an option is invalid."""
+        options = self._options
+        note = options.note
+        if note is None:
+            note = default_note(PurePath(options.command[0]).name)
+        client_options = ClientOptions(
+            response_timeout=RESPONSE_TIMEOUT_S, namespace=options.namespace, note=note, waits_for_servers=False
+        )
+        return Client(parse_addresses(options.host, options.port), client_options)
+
     # -- the locks ----------------------------------------------------------------------------------------
 
     async def _run_with_locks(self, client: Client) -> None:
         """Acquire the locks, start the command, and wait until the command ends.
 
-        If a lock is lost, the command is ended. Without a queue timeout of the user, genie waits without a limit: it
-        repeats a request that times out.
+        If a lock is lost, the command is ended. Without a queue timeout of the user, a request that times out is repeated.
         """
         options = self._options
+        queue_timeout_s = MAX_SECONDS if options.queue_timeout is None else options.queue_timeout
         while True:
             try:
                 async with client.lock(
                     *options.resources,
                     transaction=options.transaction,
-                    queue_timeout=timedelta(
-                        seconds=MAX_SECONDS if options.queue_timeout is None else options.queue_timeout
-                    ),
+                    queue_timeout=timedelta(seconds=queue_timeout_s),
                     transaction_timeout=timedelta(seconds=options.max_hold or WATCHDOG_TIMEOUT_S),
                     watchdog=options.max_hold is None,
                     priority=options.priority,
@@ -175,7 +176,7 @@ class LockedCommand:
 
     async def _on_lock_lost(self, error: LockLost) -> None:
         """Set the exit status, print the reason, and end the command if it is running."""
-        self._status_of_genie = LOST
+        self._failure_status = LOST
         program = self._options.command[0]
         if self._child_process is None:
             print_message(f"{one_line(error)}; {program} was not started")
@@ -186,20 +187,21 @@ class LockedCommand:
             await self._terminate_child()
 
     def _fail(self, error: Exception, status: int) -> None:
-        """Print an error, and set the exit status of genie if the command was not started.
+        """Print an error, and set the exit status if the command was not started.
 
-        Otherwise genie exits with the status of the command.
+        If it was started, it has ended while the locks were held, and only their release has failed. Then genie exits with
+        the status of the command.
         """
         if self._child_process is None:
-            self._status_of_genie = status
+            self._failure_status = status
             print_message(one_line(error))
-        else:  # the command ended while the locks were held; releasing them failed
+        else:
             print_message(f"the locks were not released and will time out: {one_line(error)}")
 
     # -- the command --------------------------------------------------------------------------------------
 
     def _start(self, lock: Lock) -> bool:
-        """Start the command; return False if it could not be executed, after printing the reason.
+        """Start the command, and return True. If it could not be executed, print the reason, and return False.
 
         The command inherits open files, because the process substitution of shells, `<(…)`, and the job server of make
         pass file descriptors to it.
@@ -211,7 +213,7 @@ class LockedCommand:
         try:
             self._child_process = subprocess.Popen(self._options.command, env=environment, close_fds=False)  # noqa: S603 - the user's command
         except OSError as error:
-            self._status_of_genie = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            self._failure_status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             print_message(f"{program}: {error.strerror or error}")
             return False
         return True
@@ -231,26 +233,26 @@ class LockedCommand:
             await self._child_ended.wait()
 
     def _send_signal(self, number: int) -> None:
-        """Send a signal to the command if the command has been started; print a message if this is not permitted."""
-        if self._child_process is not None:
-            try:
-                self._child_process.send_signal(number)
-            except PermissionError:
-                print_message(
-                    f"{self._options.command[0]} runs as another user: no permission to send it signal {number}"
-                )
+        """Send a signal to the command if it was started. Print a message if this is not permitted."""
+        if self._child_process is None:
+            return
+        try:
+            self._child_process.send_signal(number)
+        except PermissionError:
+            print_message(f"{self._options.command[0]} runs as another user: no permission to send it signal {number}")
 
     def _exit_status(self) -> int | None:
-        """Return the exit status of genie.
+        """Return the exit status of genie, or None if there was no error, no completed command and no signal.
 
-        An error of genie has the highest precedence, then the exit status of the command, then a signal before the
-        start. None: there was no error, no completed command and no signal.
+        The status for an error of genie takes precedence over the exit status of the command, which takes precedence over
+        the status for a signal before the start.
         """
-        if self._status_of_genie is not None:
-            return self._status_of_genie
+        if self._failure_status is not None:
+            return self._failure_status
         if self._child_process is not None and self._child_process.returncode is not None:
-            code = self._child_process.returncode  # negative: the number of the signal that ended the command
-            return SIGNAL_BASE - code if code < 0 else code
+            return_code = self._child_process.returncode
+            ended_by_signal = return_code < 0  # then it is the negated number of the signal
+            return SIGNAL_BASE - return_code if ended_by_signal else return_code
         return None if self._stop_signal is None else SIGNAL_BASE + self._stop_signal
 
     # -- signals ------------------------------------------------------------------------------------------
@@ -260,20 +262,21 @@ class LockedCommand:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in FORWARDED_SIGNALS:
-            # nohup, or `&` in a script, starts genie with some signals ignored. Keep ignoring them.
+            # nohup, or `&` in a script, starts genie with some signals ignored. These stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number)
 
     def _reap(self) -> None:
-        """Handle SIGCHLD: if the command has ended, collect its exit status and wake the waiting task."""
+        """Handle SIGCHLD: if the command has ended, read its exit status, and wake the waiting task."""
         if self._child_process is not None and self._child_process.poll() is not None:
             self._child_ended.set()
 
     def _on_signal(self, number: int) -> None:
         """Forward a signal to the running command. If the command is not running, cancel the task, which ends genie."""
-        if self._child_process is not None and self._child_process.poll() is None:
-            # The terminal itself sends keyboard signals to a command in the foreground.
-            if not (number in KEYBOARD_SIGNALS and _is_in_foreground()):
+        is_running = self._child_process is not None and self._child_process.poll() is None
+        if is_running:
+            sent_by_terminal = number in KEYBOARD_SIGNALS and _is_in_foreground()  # to the command as well
+            if not sent_by_terminal:
                 self._send_signal(number)
         elif self._task is not None:
             self._stop_signal = number
@@ -281,7 +284,7 @@ class LockedCommand:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether genie is in the foreground process group of its terminal.
+    """Return whether genie, and so its command, is in the foreground process group of its terminal.
 
     A terminal sends SIGINT and SIGQUIT to the whole foreground process group, so the command receives these signals
     without forwarding. Forwarding them would deliver one key press twice, and many programs abort at a second Ctrl-C.
@@ -299,7 +302,7 @@ def _is_in_foreground() -> bool:
 
 
 def run_locked(options: RunOptions) -> int:
-    """Run a command in a new event loop while its locks are held; return the exit status."""
+    """Run a command in a new event loop while its locks are held. Return the exit status of genie."""
     try:
         return asyncio.run(LockedCommand(options).run())
     except KeyboardInterrupt:  # before the signal handlers were installed
@@ -309,7 +312,7 @@ def run_locked(options: RunOptions) -> int:
 # -- `genie run` --------
 
 COMMAND_KEY = "genie.cli.run.command"
-"""Key in `click.Context.meta` under which the arguments after `--` are stored."""
+"""Key of the arguments after `--` in the metadata of a click context."""
 
 
 class _RunCommand(click.Command):
@@ -321,13 +324,13 @@ class _RunCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Let click parse the arguments before `--`, and store the command after it in the context."""
-        separator = args.index("--") if "--" in args else len(args)
-        command = args[separator + 1 :]
+        separator_index = args.index("--") if "--" in args else len(args)
+        command = args[separator_index + 1 :]
         ctx.meta[COMMAND_KEY] = tuple(command)
-        remaining = super().parse_args(ctx, args[:separator])
-        if separator == len(args):
+        remaining = super().parse_args(ctx, args[:separator_index])
+        if separator_index == len(args):
             raise click.UsageError("COMMAND is missing: put -- between the resources and the command.", ctx)
-        if not any(command[:1]):  # no command, or an empty string as the program
+        if not command or not command[0]:
             raise click.UsageError("COMMAND is missing after --.", ctx)
         return remaining
 
@@ -344,16 +347,16 @@ def _parse_resource(text: str) -> str:
 
 
 _SECOND_MODE = re.compile("(shared|exclusive|[0-9]+/[0-9]+):")
-_OTHER_PATTERN = re.compile(r"(^|/)\*+(/|$)|\*\*$")
-"""In a name that is not a subtree: a part of only asterisks, or asterisks at the end."""
+_WILDCARD = re.compile(r"(^|/)\*+(/|$)|\*\*$")
+"""A part of only asterisks, or two asterisks at the end of a name."""
 
 
 def _warn_of_plain_name(resource: str) -> None:
-    """Print a warning if a resource is one plain name, but looks as if it meant another mode or many names."""
+    """Print a warning if a resource is one plain name, but looks like a name with a second mode or a wildcard."""
     name = parse_resource(resource)[1]
     if _SECOND_MODE.match(name):
         print_message(f"{resource} locks the name {name!r}: a resource has only one mode")
-    elif _OTHER_PATTERN.search(name) and not is_subtree(name):
+    elif _WILDCARD.search(name) and not is_subtree(name):
         print_message(f"{resource} locks one plain name: only a name that ends in /** means all names below it")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -15,6 +15,8 @@ from genie.protocol.limits import MAX_ROWS
 HEADERS = ("WAITER", "TRANSACTION", "", "BLOCKER", "TRANSACTION", "RESOURCE", "STATE", "FOR")
 NAME_INDEXES = (1, 4, 5)
 """Indexes of the columns that are wrapped on a narrow terminal."""
+EDGE_FIELDS = ("resource", "mode", "units", "of", "state", "since")
+"""The fields of a blocker that become fields of an edge."""
 DOT_HELP = "Print a digraph for Graphviz; dashed edges lead to requests ahead in the queue."
 
 
@@ -46,24 +48,14 @@ def _json_graph(payload: Reply) -> dict[str, Any]:
     `queueTotal` is the number of waiting requests, `queueShown` the number of waiting requests that the server listed.
     """
     queue = payload["queue"]
-    nodes = {row["id"]: _json_node(row, "queued") | {"blockersTotal": row["blockersTotal"]} for row in queue}
+    node_by_id = {row["id"]: _json_node(row, "queued") | {"blockersTotal": row["blockersTotal"]} for row in queue}
     edges = []
-    for row in queue:
-        for blocker in row["blockers"]:
-            nodes.setdefault(blocker["id"], _json_node(blocker, blocker["state"]))
-            edges.append(
-                {
-                    "waiter": row["id"],
-                    "blocker": blocker["id"],
-                    **{
-                        field: blocker[field]
-                        for field in ("resource", "mode", "units", "of", "state", "since")
-                        if field in blocker
-                    },
-                }
-            )
+    for waiter in queue:
+        for blocker in waiter["blockers"]:
+            node_by_id.setdefault(blocker["id"], _json_node(blocker, blocker["state"]))
+            edges.append({"waiter": waiter["id"], "blocker": blocker["id"], **_copy_fields(blocker, EDGE_FIELDS)})
     return {
-        "nodes": list(nodes.values()),
+        "nodes": list(node_by_id.values()),
         "edges": edges,
         "queueTotal": payload["queueTotal"],
         "queueShown": len(queue),
@@ -71,8 +63,13 @@ def _json_graph(payload: Reply) -> dict[str, Any]:
 
 
 def _json_node(row: Row, state: str) -> dict[str, Any]:
-    owner: Row = {field: row[field] for field in ("transactionName", "note") if field in row}
-    return {"id": row["id"], "state": state, "since": row["since"], **owner}
+    """Return the JSON object of a node. `row` is a waiting request or a blocker in a reply."""
+    return {"id": row["id"], "state": state, "since": row["since"], **_copy_fields(row, ("transactionName", "note"))}
+
+
+def _copy_fields(row: Row, fields: Iterable[str]) -> dict[str, Any]:
+    """Return the fields that a row has."""
+    return {field: row[field] for field in fields if field in row}
 
 
 def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> Iterator[str]:
@@ -80,35 +77,36 @@ def _report_lines(payload: Reply, now_ms: float, columns: int | None = None) -> 
     if not payload["queueTotal"]:
         yield "No requests wait."
         return
-    edges = [
-        [
-            *[str(row["id"]), _owner(row), "→", str(blocker["id"]), _owner(blocker)],
-            *[blocker_lock(blocker), blocker["state"], duration(now_ms - blocker["since"])],
-        ]
-        for row in payload["queue"]
-        for blocker in row["blockers"]
-    ]
-    if edges:
-        for lines in wrap_table(HEADERS, edges, columns, NAME_INDEXES, right_aligned=(len(HEADERS) - 1,)):
+    rows = [_edge_cells(waiter, blocker, now_ms) for waiter in payload["queue"] for blocker in waiter["blockers"]]
+    if rows:
+        for lines in wrap_table(HEADERS, rows, columns, NAME_INDEXES, right_aligned=(len(HEADERS) - 1,)):
             yield from lines
     for note in _truncation_notes(payload):
         yield f"{note}."
 
 
+def _edge_cells(waiter: Row, blocker: Row, now_ms: float) -> list[str]:
+    """Return the table cells of an edge, in the order of `HEADERS`."""
+    waiter_cells = [str(waiter["id"]), _owner(waiter)]
+    blocker_cells = [str(blocker["id"]), _owner(blocker), blocker_lock(blocker), blocker["state"]]
+    return [*waiter_cells, "→", *blocker_cells, duration(now_ms - blocker["since"])]
+
+
 def _owner(row: Row) -> str:
     """Return the name of a request's transaction. Without one, return `(NOTE)`, or `-` if there is no note either."""
-    note = row.get("note")
-    return str(row.get("transactionName") or (f"({note})" if note else "-"))
+    if row.get("transactionName"):
+        return str(row["transactionName"])
+    return f"({row['note']})" if row.get("note") else "-"
 
 
 def _truncation_notes(payload: Reply) -> Iterator[str]:
-    """Yield a note for each limit of the server because of which the reply is incomplete."""
+    """Yield a sentence without a full stop for each limit of the server because of which the reply is incomplete."""
     queue, total = payload["queue"], payload["queueTotal"]
     omitted_edges = sum(row["blockersTotal"] - len(row["blockers"]) for row in queue)
     if omitted_edges:
         yield f"{omitted_edges:,} edges are not shown: the server lists only the first blockers of each waiter"
     if len(queue) < total:
-        # An older server ignores `only`: its reply also contains holders, which use up rows.
+        # An older server ignores the field `only` of the query, and lists holders before the waiting requests.
         holders_first = ", holders first" if payload["holders"] else ""
         yield (
             f"{len(queue):,} of {total:,} waiting requests are shown: a reply has at most {MAX_ROWS:,} rows and 256 KiB"
@@ -125,7 +123,9 @@ def _dot_lines(payload: Reply, *_: object) -> Iterator[str]:
     if notes:
         yield f"  label={dot_string(*notes)};"
     for node in graph["nodes"]:
-        lines = [str(node["id"]), *([node["transactionName"]] if "transactionName" in node else [])]
+        lines = [str(node["id"])]
+        if "transactionName" in node:
+            lines.append(node["transactionName"])
         yield f'  "{node["id"]}" [label={dot_string(*lines)}];'
     for edge in graph["edges"]:
         style = "solid" if edge["state"] == "held" else "dashed"

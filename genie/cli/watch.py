@@ -20,7 +20,7 @@ from genie.client.config import Address, ClientOptions, parse_addresses
 from genie.client.watches import Change
 from genie.protocol import codec
 
-STATE_COLUMNS = len("unlocked")
+STATE_WIDTH = len("unlocked")
 
 
 @click.command()
@@ -46,7 +46,7 @@ def watch(prefix: str, as_json: bool, host: str, port: int, namespace: str | Non
     try:
         run_async(watching)
     except BrokenPipeError:
-        # The program that reads the pipe has exited. Redirect stdout, so that the flush at exit does not fail again.
+        # The program that reads the pipe has exited. Redirect stdout, so that the flush at the end of the process succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -58,7 +58,7 @@ async def _watch(
     namespace: str | None,
     connect_timeout: float,
 ) -> None:
-    """Print each change until the task is cancelled.
+    """Print each change until the task is cancelled. `connect_timeout` is in seconds.
 
     If stdout is a pipe, the function also returns when the program that reads the pipe has exited.
     """
@@ -82,18 +82,24 @@ async def _watch(
 
 
 def _print_text(change: Change) -> None:
+    """Print a change as a line: `locked    exclusive:a  7 of transfer-1`."""
+    lock = lock_text(change.mode, change.resource, change.units, change.of)
     owner = "" if change.transaction is None else f" of {change.transaction}"
-    print_lines(
-        f"{change.state:{STATE_COLUMNS}}  {lock_text(change.mode, change.resource, change.units, change.of)}  {change.id}{owner}"
-    )
+    print_lines(f"{change.state:{STATE_WIDTH}}  {lock}  {change.id}{owner}")
 
 
 def _print_json(change: Change) -> None:
-    owner = {} if change.transaction is None else {"transactionName": change.transaction}
-    units = {} if change.units is None else {"units": change.units, "of": change.of}
-    lock = {"resource": change.resource, "mode": change.mode, **units}
-    fields = {"state": change.state, **lock, "id": change.id, **owner}
-    print_json(codec.dumps(fields))
+    """Print a change as a JSON object, without the fields that are None."""
+    fields = {
+        "state": change.state,
+        "resource": change.resource,
+        "mode": change.mode,
+        "units": change.units,
+        "of": change.of,
+        "id": change.id,
+        "transactionName": change.transaction,
+    }
+    print_json(codec.dumps({name: value for name, value in fields.items() if value is not None}))
 
 
 class _PipeMonitor:
@@ -104,16 +110,17 @@ class _PipeMonitor:
 
     def __init__(self) -> None:
         self.reader_exited = False
+        """True after the program has exited."""
         self._task = asyncio.current_task()
         """The task to cancel when the program exits."""
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
-        """File descriptor of stdout while it is monitored; None if stdout is not a pipe, or after `close`."""
+        """File descriptor of the pipe while it is monitored. None if stdout is not a pipe, and after `close`."""
         with suppress(OSError, ValueError):  # stdout may have no file descriptor, or a closed one
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):
                 # The event loop reports the write end of a pipe as readable when the read end is closed.
-                self._loop.add_reader(stdout, self._on_closed)
+                self._loop.add_reader(stdout, self._on_reader_exited)
                 self._pipe = stdout
 
     def close(self) -> None:
@@ -122,7 +129,7 @@ class _PipeMonitor:
             self._loop.remove_reader(self._pipe)
             self._pipe = None
 
-    def _on_closed(self) -> None:
+    def _on_reader_exited(self) -> None:
         self.close()
         self.reader_exited = True
         if self._task is not None:
@@ -139,10 +146,10 @@ class _Watcher(Client):
 
 
 class _WatcherConnection(AsyncConnection):
-    """Prints a message when an established connection is lost."""
+    """A connection that prints a message when it is lost after its handshake."""
 
     def on_disconnected(self, handler: TransportHandler, reason: str) -> None:
-        """Handle a lost connection, and print a message unless the client was still connecting or is closing."""
+        """Handle the end of a connection. Print a message if it had completed its handshake, unless the client is closing."""
         was_up = self.session.up
         super().on_disconnected(handler, reason)
         if was_up and not self.session.up and not self._closed:
