@@ -39,35 +39,39 @@ log = structlog.get_logger()
 
 _DEFAULTS = Settings().options()
 PORT = PortType(min_port=0)
-_ADVERTISE = (
+_ADVERTISE_HELP = (
     "HOST:PORT that clients are sent to; with TLS the host must be in the certificate. "
     "[default: the address it listens on; for 0.0.0.0 the host name, in a container its id]"
 )
-_REDIS = (
+_REDIS_HELP = (
     "Redis that keeps the locks: redis://[user:password@]host:port/db, redis+sentinel://host,host,host/master-name or "
     "redis+cluster://host,host; rediss for TLS."
 )
 OTHER_OPEN_FILES = 640
-"""Open files that the server needs in addition to the connections of clients. Most of them are connections to the admin
-port."""
+"""Open files of the server other than the connections of clients. Most of them are connections to the admin port."""
 Command = Callable[..., Any]
 ReadSettings = Callable[[], Settings]
 
 
 def _option(
-    name: str, kind: click.ParamType[Any] | type[str | bool], text: str, variables: list[str] | None = None
+    name: str, kind: click.ParamType[Any] | type[str | bool], help: str, variables: list[str] | None = None
 ) -> Callable[[Command], Command]:
-    """Return a decorator that adds an option to `serve`.
+    """Return a decorator that adds an option to `serve`. The default value is that of the setting with the same name.
 
-    `text` is the help text. `variables` are the environment variables of the option; the default is `GENIE_` followed
-    by the option's name in upper case. The default value is that of the setting with the same name.
+    Args:
+        name: the option, such as `--admin-port`.
+        kind: the type of its value.
+        help: the help text.
+        variables: the environment variables of the option. Default: one with the name of the option, such as
+            GENIE_ADMIN_PORT.
+
     """
     default = _DEFAULTS.get(name.removeprefix("--").replace("-", "_"))
     attributes: dict[str, Any] = {"envvar": variables} if variables else {}
     if isinstance(kind, AdminPortType):
         attributes["cls"] = EmptiableOption
     return variable_option(
-        name, text, type=kind, is_flag=kind is bool, default=default, show_default=default is not None, **attributes
+        name, help, type=kind, is_flag=kind is bool, default=default, show_default=default is not None, **attributes
     )
 
 
@@ -92,8 +96,8 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
         """Split a text at its commas, and check each name."""
         if isinstance(value, tuple):  # the default value needs no conversion
             return value
-        # A list comes from the configuration file.
-        names = tuple(value) if isinstance(value, list) else tuple(name.strip() for name in value.split(","))
+        is_from_file = isinstance(value, list)
+        names = tuple(value) if is_from_file else tuple(name.strip() for name in value.split(","))
         for name in names:
             error = namespace_error(name)
             if error is not None:
@@ -104,20 +108,20 @@ class NamespaceListType(click.ParamType[tuple[str, ...]]):
 
 
 class LockOrderRulesType(click.ParamType[str | None]):
-    """Rules of the lock order analysis, in the text form of `parse_rules`."""
+    """Rules of the lock order analysis, as a text that `parse_rules` accepts."""
 
     name = "rules"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | None:
-        """Check the rules. A list, from the configuration file, becomes a text."""
+        """Check the rules. A list, which the configuration file may contain, becomes a text."""
         if value is None:
             return value
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        rules = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         try:
-            parse_rules(text)
+            parse_rules(rules)
         except ValueError as error:
             self.fail(str(error), param, ctx)
-        return text
+        return rules
 
 
 @click.command()
@@ -129,13 +133,13 @@ class LockOrderRulesType(click.ParamType[str | None]):
     "Namespaces to serve, separated by commas: each has its own leader and its own keys in Redis.",
     variables=["GENIE_NAMESPACES", "GENIE_NAMESPACE"],
 )
-@_option("--redis-url", str, _REDIS)
+@_option("--redis-url", str, _REDIS_HELP)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
 @_option("--redis-port", PortType(), "Its port. [default: 6379]")
 @_option("--redis-min-replicas", WholeNumber(0), "Replicas of Redis that must acknowledge each commit.")
 @_option("--redis-fsync", bool, "Wait until each commit is on the disks of Redis and of those replicas (Redis 7.2).")
 @_option("--redis-allow-data-loss", bool, "Start although the configuration of Redis endangers acknowledged locks.")
-@_option("--advertise", str, _ADVERTISE)
+@_option("--advertise", str, _ADVERTISE_HELP)
 @_option("--lease", Number(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port.")
 @_option("--admin-port", AdminPortType(), "Admin port: metrics, health and a status page by HTTP; empty: none.")
@@ -202,16 +206,17 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
     configuration = Configuration(ctx, options)
     settings = configuration.load()
 
-    def read_again() -> Settings:
-        again = configuration.read_again()
-        _raise_open_file_limit(again.limits.max_connections)
-        return again
+    def read_changed_settings() -> Settings:
+        changed = configuration.read_again()
+        _raise_open_file_limit(changed.limits.max_connections)
+        return changed
 
     try:
         check_advertised(settings.advertise)
         logs.configure(settings.log_level, settings.log_format)
         _raise_open_file_limit(settings.limits.max_connections)
-        status = run_on_uvloop(_serve(settings, None if configuration.path is None else read_again))
+        read_settings = None if configuration.path is None else read_changed_settings
+        status = run_on_uvloop(_serve(settings, read_settings))
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
@@ -226,12 +231,12 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
 
 
 def _describe_error(error: Exception) -> str:
-    """Return the text of an error, with the options or the keys of the file in place of variables."""
+    """Return the message of an error. It names the options or the keys of the file in place of environment variables."""
     return replace_variables_by_options(str(error))
 
 
 def _explain_bind_error(error: OSError, settings: Settings) -> str:
-    """Return why the server could not bind its port. If the port is in use, the text describes the program that uses it."""
+    """Return why the server could not listen on its port. If the port is in use, the text names the program that uses it."""
     if error.errno == errno.EADDRINUSE:
         listener = describe_listener(settings.host, settings.port)
         if listener:
@@ -242,24 +247,27 @@ def _explain_bind_error(error: OSError, settings: Settings) -> str:
     return str(error)
 
 
-def check_advertised(text: str | None) -> None:
-    """Raise ValueError if the advertised address has no host or no port. Clients connect to the unchanged address."""
-    if text is None:
+def check_advertised(address: str | None) -> None:
+    """Raise ValueError if the advertised address is not a host and a port, because clients connect to it as it is."""
+    if address is None:
         return
     try:
-        host, port = parse_host_port(text)
+        host, port = parse_host_port(address)
     except ValueError:
         host, port = "", None
     if not host or port is None or any(character in host for character in "[]/, "):
-        raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {text!r}")
+        raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {address!r}")
 
 
 async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
-    """Run the server and its admin port; return the exit status."""
+    """Run the server and its admin port until the server stops. Return the exit status.
+
+    `read_settings` reads the settings again when the server reloads its configuration file. None if there is no file.
+    """
     server = Server(settings, read_settings=read_settings, describe_error=_describe_error)
     if server.access.allows_anonymous:
         check_exposure(settings)
-    # If a second server is started by mistake, both ports are in use. Bind the main port first: the error then names it.
+    # Bind the main port before the admin port: if the server runs already, both are in use, and the error names the first.
     listening = server.bind_address()
     if settings.admin.port is None:
         _print_banner(settings, listening, None)
@@ -283,45 +291,45 @@ async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
 
 
 def _print_banner(settings: Settings, listening: tuple[str, int], admin_listening: tuple[str, int] | None) -> None:
-    """Print where the server is, if a person reads its output. A program that reads a log gets only log lines."""
+    """Print the banner if the output is a terminal, unless the log format is JSON. A file gets only log lines."""
     if sys.stdout.isatty() and settings.log_format != "json":
         print_lines(*banner_lines(settings, listening, admin_listening))
 
 
 def check_exposure(settings: Settings) -> None:
-    """Check the addresses of a server without authentication.
+    """Check the addresses of a server that requires no authentication.
 
-    Raises ValueError if an address is reachable from other machines and the setting `insecure` is not set. If
-    `insecure` is set, log a warning instead.
+    If an address is reachable from other machines, raises ValueError, or with the setting `insecure` logs a warning.
     """
-    hosts = [(settings.host, "GENIE_HOST")]
+    host_by_variable = {"GENIE_HOST": settings.host}
     if settings.admin.port is not None:
-        hosts.append((settings.admin.host, "GENIE_ADMIN_HOST"))
-    for host, variable in hosts:
+        host_by_variable["GENIE_ADMIN_HOST"] = settings.admin.host
+    for variable, host in host_by_variable.items():
         try:
             exposed = is_exposed(host)
         except OSError:
-            continue  # the host cannot be resolved; binding the port reports this error
+            continue  # the host cannot be resolved: binding the port raises an error for it
         if exposed and not settings.insecure:
             raise ValueError(
-                f"{variable}={host} would allow unauthenticated access from other machines: set GENIE_TOKEN or GENIE_TOKEN_FILE "
-                "(or GENIE_TLS_CA), or GENIE_INSECURE=1 to allow it"
+                f"{variable}={host} would allow unauthenticated access from other machines: set GENIE_TOKEN or "
+                "GENIE_TOKEN_FILE (or GENIE_TLS_CA), or GENIE_INSECURE=1 to allow it"
             )
         if exposed:
             log.warning(
-                "no token is set: every client that reaches this address has full access",
+                "unauthenticated access allowed",
                 host=host,
-                hint=f"set GENIE_TOKEN, or set {variable} to a loopback address",
+                hint="every client that reaches this address has full access: set GENIE_TOKEN, or set "
+                f"{variable} to a loopback address",
             )
 
 
-def _raise_open_file_limit(connections: int) -> None:
-    """Raise the soft limit of open files, often 1,024 by default, so that the server can accept `connections`.
+def _raise_open_file_limit(max_connections: int) -> None:
+    """Raise this process's soft limit of open files, often 1,024 by default, so that the server can accept connections.
 
-    If the hard limit is lower than needed, the soft limit is raised to the hard limit.
+    The soft limit is not raised above the hard limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + OTHER_OPEN_FILES
+    needed = max_connections + OTHER_OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
