@@ -32,58 +32,60 @@ MAX_READ_BYTES = 1024
 
 
 class KeyReader:
-    """Calls `on_keys` with the keys typed on a terminal. Does nothing if `source` is not a terminal.
+    """Calls `on_keys` with the keys that are typed on a terminal. Does nothing if `source` is not a terminal.
 
     The terminal is in cbreak mode: keys are read immediately, and Ctrl-C and Ctrl-Z still send signals.
     """
 
     def __init__(self, source: TextIO | None, on_keys: Callable[[str], None]) -> None:
-        self._file = source.fileno() if source is not None and source.isatty() else None
-        """File descriptor of the terminal; None if `source` is not a terminal."""
+        self._terminal = source.fileno() if source is not None and source.isatty() else None
+        """File descriptor of the terminal. None if `source` is not a terminal."""
         self._on_keys = on_keys
-        self._saved_attributes: list[Any] = []
-        """The terminal mode to restore at the end."""
+        self._saved_mode: list[Any] = []
+        """The mode of the terminal, which is restored at the end."""
 
     def __enter__(self) -> Self:
-        if self._file is not None:
-            self._saved_attributes = termios.tcgetattr(self._file)
+        if self._terminal is not None:
+            self._saved_mode = termios.tcgetattr(self._terminal)
             self.enable()
-            asyncio.get_running_loop().add_reader(self._file, self._read)
+            asyncio.get_running_loop().add_reader(self._terminal, self._read)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._file is not None:
-            asyncio.get_running_loop().remove_reader(self._file)
-            termios.tcsetattr(self._file, termios.TCSANOW, self._saved_attributes)
+        if self._terminal is not None:
+            asyncio.get_running_loop().remove_reader(self._terminal)
+            termios.tcsetattr(self._terminal, termios.TCSANOW, self._saved_mode)
 
     def enable(self) -> None:
-        """Set cbreak mode. Must be called again after another program has used the terminal."""
-        if self._file is not None:
-            tty.setcbreak(self._file, termios.TCSANOW)
+        """Set the cbreak mode. Must be called again after another program has used the terminal."""
+        if self._terminal is not None:
+            tty.setcbreak(self._terminal, termios.TCSANOW)
 
     def _read(self) -> None:
-        """Read the pressed keys and pass them to `on_keys`. Stop reading if the terminal was closed."""
-        assert self._file is not None  # noqa: S101 - the event loop calls this method only for a terminal
+        """Pass the typed keys to `on_keys`. Stop reading if the terminal was closed."""
+        assert self._terminal is not None  # noqa: S101 - the event loop calls this method only for a terminal
         try:
-            keys = os.read(self._file, MAX_READ_BYTES)
+            keys = os.read(self._terminal, MAX_READ_BYTES)
         except OSError:
             keys = b""
         if keys:
             self._on_keys(keys.decode(errors="replace"))
         else:  # the terminal was closed
-            asyncio.get_running_loop().remove_reader(self._file)
+            asyncio.get_running_loop().remove_reader(self._terminal)
 
 
 # -- Rendering --------
 
 LEADER = "leader"
 BOLD, DIM, ERROR = "bold", "dim", "bold red"
+"""The styles of lines."""
 MAX_ROWS = 20
-"""Maximum rows of a section."""
+"""Maximum number of rows of a section."""
 DECIMAL_BELOW = 10
 """Rates and wait times in ms are shown with one decimal if they are below this number."""
 
 RATES = ("grants", "releases", "waits", "timeouts", "deadlocks", "errors")
+"""The fields of a server's rates, in the order in which they are shown."""
 
 QUEUE_COLUMNS = (
     Column("RESOURCE", 0, min_width=12, preferred_width=20),
@@ -105,8 +107,8 @@ WAIT_COLUMNS = (
     Column("STATE", 4),
     Column("FOR", 2, right_aligned=True),
 )
-"""The id columns have the highest ranks, so a narrow terminal drops them first. WAITER and BLOCKER show the transaction.
-A request without a transaction shows its note in parentheses, or else its id."""
+"""The id columns have the highest ranks, so they are dropped first on a narrow terminal. WAITER and BLOCKER contain the
+transaction. If a request has none, they contain its note in parentheses, or else its id."""
 CONTENTION_COLUMNS = (
     Column("RESOURCE", 0, min_width=20),
     Column("WAITED", 0, right_aligned=True),
@@ -125,10 +127,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The responses of the admin port, from which the screen is drawn.
-
-    `waits` and `hot` are None if the server is a follower.
-    """
+    """The responses of the admin port that the screen shows. `waits` and `hot` are None if the server is a follower."""
 
     state: State
     waits: Waits | None = None
@@ -144,36 +143,48 @@ class Section:
     rows: list[list[str]]
     """The cells of the first rows."""
     empty_note: str
-    """The text to show if there are no rows."""
+    """The text that is shown if there are no rows."""
     total: int
     """Number of rows on the server."""
-    incomplete: str = ""
-    """A text to append to the title if the server did not compare all rows; else empty."""
+    title_suffix: str = ""
+    """Appended to the title: says which rows the server has compared, if not all."""
 
     def lines(self, max_rows: int, max_width: int, *, wraps: bool) -> Iterator[Line]:
-        """Yield an empty line, the title, and the table with at most `max_rows` rows. `wraps`: as for `fit_table`."""
+        """Yield an empty line, the title, and the table with at most `max_rows` rows.
+
+        Long names are wrapped if `wraps` is true, otherwise they are shortened.
+        """
         yield Line("")
         if not self.rows:
             yield Line(clip(self.empty_note, max_width), DIM)
             return
         shown = self.rows[:max_rows]
         count = "" if len(shown) == self.total else f" ({len(shown):,} of {self.total:,})"
-        yield Line(clip(f"{self.title}{count}{self.incomplete}", max_width), BOLD)
+        yield Line(clip(f"{self.title}{count}{self.title_suffix}", max_width), BOLD)
         header, *rows = fit_table(self.columns, shown, max_width, wraps=wraps)
         yield Line(header, DIM)
         yield from map(Line, rows)
 
     @property
     def overhead(self) -> int:
-        """Number of lines of the section without its rows: an empty line, then the title and the header, or the note."""
+        """Number of lines without the rows: an empty line, and the title with the header, or the note."""
         return 3 if self.rows else 2
+
+    @property
+    def min_lines(self) -> int:
+        """Number of lines with at most one row."""
+        return self.overhead + min(1, len(self.rows))
 
 
 def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> list[Line]:
-    """Return the lines of the screen: at most `rows` lines (None: no limit) of at most `columns` terminal columns.
+    """Return the lines of the screen.
 
-    Without a limit of the lines, long names are wrapped, otherwise they are shortened. `hints` are texts to show at the end
-    of the first line, such as the key to quit.
+    Args:
+        snapshot: the content.
+        columns: maximum width of a line in terminal columns.
+        rows: maximum number of lines. None means no limit: then long names are wrapped, otherwise they are shortened.
+        hints: texts at the end of the first line, such as the key to quit.
+
     """
     lines = [*_header_lines(snapshot.state, columns, hints), *_warning_lines(snapshot.state, columns)]
     if snapshot.waits is not None and snapshot.hot is not None:
@@ -185,27 +196,27 @@ def render(snapshot: Snapshot, columns: int, rows: int | None, *hints: str) -> l
         if not snapshot.state.waiting and not snapshot.waits.nodes:
             del sections[1]  # the section of the queues already says that no requests wait
         free_lines = None if rows is None else rows - len(lines)
-        for section, section_rows in _share_lines(sections, free_lines):
-            lines += section.lines(section_rows, columns, wraps=rows is None)
+        for section, row_count in _share_lines(sections, free_lines):
+            lines += section.lines(row_count, columns, wraps=rows is None)
     return lines[:rows]
 
 
 def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tuple[Section, int]]:
     """Yield the sections that fit on the screen, each with the number of rows to show.
 
-    `free_lines` is the number of lines for all sections; None: no limit. A section that is not empty needs at least one
-    row. If the sections do not fit, the last sections are dropped. The sections share the remaining lines evenly, but
+    `free_lines` is the number of lines for all sections, or None without a limit. A section that is not empty needs at least
+    one row. If the sections do not fit, the last sections are dropped. The sections share the remaining lines evenly, but
     no section gets more than `MAX_ROWS` rows.
     """
-    wanted_rows = [min(MAX_ROWS, len(section.rows)) for section in sections]
     if free_lines is None:
-        yield from zip(sections, wanted_rows, strict=True)
+        for section in sections:
+            yield section, min(MAX_ROWS, len(section.rows))
         return
-    while sections and free_lines < sum(section.overhead + min(1, len(section.rows)) for section in sections):
+    while sections and free_lines < sum(section.min_lines for section in sections):
         sections = sections[:-1]
-    lines_left = free_lines - sum(section.overhead for section in sections)
+    wanted_rows = [min(MAX_ROWS, len(section.rows)) for section in sections]
     row_counts = [0] * len(sections)
-    del wanted_rows[len(sections) :]  # the numbers for the dropped sections
+    lines_left = free_lines - sum(section.overhead for section in sections)
     while lines_left > 0 and row_counts != wanted_rows:
         for i, row_count in enumerate(row_counts):
             if lines_left > 0 and row_count < wanted_rows[i]:
@@ -215,9 +226,9 @@ def _share_lines(sections: list[Section], free_lines: int | None) -> Iterator[tu
 
 
 def _header_lines(state: State, columns: int, hints: Sequence[str]) -> Iterator[Line]:
-    """Yield the first lines of the screen: version, role and uptime; the roles by namespace; the totals; the rates.
+    """Yield the first lines of the screen: version, role and uptime, then the roles, the totals, and the rates.
 
-    The roles by namespace are shown only if the server has several namespaces.
+    The roles by namespace are shown only if the server has several namespaces. `hints` are at the end of the first line.
     """
     server = [f"genie {state.version}", state.role, f"namespace {state.namespace}", f"store {state.store}"]
     for line in wrap_items([*server, f"up {duration(state.uptime)}", *hints], columns):
@@ -240,19 +251,19 @@ def _header_lines(state: State, columns: int, hints: Sequence[str]) -> Iterator[
     yield from map(Line, wrap_items(rates, columns))
 
 
-def _format_rate(rate: float) -> str:
-    return f"{rate:.1f}" if 0 < rate < DECIMAL_BELOW else f"{rate:,.0f}"
+def _format_rate(per_s: float) -> str:
+    return f"{per_s:.1f}" if 0 < per_s < DECIMAL_BELOW else f"{per_s:,.0f}"
 
 
 def _format_quantile(wait_ms: float | None) -> str:
-    """Format a quantile of the wait times; `-` for None, if no request was granted after a wait."""
+    """Format a quantile of the wait times. None becomes `-`: no request was granted after a wait."""
     if wait_ms is None:
         return "-"
     return f"{wait_ms:.1f} ms" if wait_ms < DECIMAL_BELOW else duration(wait_ms)
 
 
 def _warning_lines(state: State, columns: int) -> Iterator[Line]:
-    """Yield warnings if the store is unavailable, or if the server is not the leader."""
+    """Yield the lines of warnings about the store, and about a server that is not the leader."""
     warnings = []
     if state.store_unavailable_since is not None:
         began = datetime.fromtimestamp(state.store_unavailable_since / 1000, UTC)
@@ -274,24 +285,26 @@ def _queues_section(snapshot: Snapshot) -> Section:
 
     HELD FOR is `-` if the holder is not a node of the queried wait-for graph, which contains its hold time and its note.
     """
-    state, holders = snapshot.state, {}
+    state = snapshot.state
+    holder_by_id: dict[int, Node] = {}
     if snapshot.waits is not None:
-        holders = {node.id: node for node in snapshot.waits.nodes if node.state == "held"}
-    rows = [
-        [
-            queue.resource,
-            f"{queue.waiting:,}",
-            duration(state.now - queue.since),
-            "-" if queue.holder is None else _label(queue.holder, holders.get(queue.holder), queue.transaction_name),
-            "-" if queue.holder is None else str(queue.holder),
-            duration(state.now - holders[queue.holder].since) if queue.holder in holders else "-",
-            f"{queue.holders:,}",
-        ]
-        for queue in state.queues
-    ]
-    incomplete = "" if state.queues_complete else ", among the oldest waiters"
+        holder_by_id = {node.id: node for node in snapshot.waits.nodes if node.state == "held"}
+    rows = []
+    for queue in state.queues:
+        holder_cells = ["-", "-", "-"]
+        if queue.holder is not None:
+            holder = holder_by_id.get(queue.holder)
+            held_for = "-" if holder is None else duration(state.now - holder.since)
+            holder_cells = [_owner_text(queue.holder, holder, queue.transaction_name), str(queue.holder), held_for]
+        waited = duration(state.now - queue.since)
+        rows.append([queue.resource, f"{queue.waiting:,}", waited, *holder_cells, f"{queue.holders:,}"])
     return Section(
-        "Longest queues", QUEUE_COLUMNS, rows, empty_note="No requests wait.", total=len(rows), incomplete=incomplete
+        "Longest queues",
+        QUEUE_COLUMNS,
+        rows,
+        empty_note="No requests wait.",
+        total=len(rows),
+        title_suffix="" if state.queues_complete else ", among the oldest waiters",
     )
 
 
@@ -301,9 +314,10 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
     edges_by_waiter: dict[int, list[Edge]] = {}
     for edge in waits.edges:
         edges_by_waiter.setdefault(edge.waiter, []).append(edge)
+    waiters = sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since)
     rows = []
-    for waiter in sorted((node for node in waits.nodes if node.state == "queued"), key=lambda node: node.since):
-        waiter_cells = [_label(waiter.id, waiter), str(waiter.id), duration(now_ms - waiter.since)]
+    for waiter in waiters:
+        waiter_cells = [_owner_text(waiter.id, waiter), str(waiter.id), duration(now_ms - waiter.since)]
         edges = edges_by_waiter.get(waiter.id)
         if edges is None:  # the graph does not contain the blockers: they have ended, or were omitted
             resource = waiter.resources[0] if waiter.resources else "-"
@@ -314,7 +328,7 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
         rows.append(
             [
                 *waiter_cells,
-                _label(first_edge.blocker, node_by_id.get(first_edge.blocker)),
+                _owner_text(first_edge.blocker, node_by_id.get(first_edge.blocker)),
                 str(first_edge.blocker),
                 f"+{omitted_count:,}" if omitted_count else "",
                 lock_text(first_edge.mode, first_edge.resource, first_edge.units, first_edge.of),
@@ -325,10 +339,16 @@ def _waits_section(waits: Waits, now_ms: float) -> Section:
     return Section("Longest waits", WAIT_COLUMNS, rows, empty_note="No requests wait.", total=waits.queue_total)
 
 
-def _label(id_: int, node: Node | None, transaction: str | None = None) -> str:
-    """Return the name of a request's transaction. Without one, return `(NOTE)`, or `#ID` if there is no note either."""
-    transaction = transaction or (node and node.transaction_name) or None
-    return transaction or (f"({node.note})" if node and node.note else f"#{id_}")
+def _owner_text(id_: int, node: Node | None, transaction: str | None = None) -> str:
+    """Return the name of a request's transaction. Without one, return `(NOTE)`, or `#ID` if there is no note either.
+
+    `node` is the request in the wait-for graph, or None if it is missing there.
+    """
+    if node is not None:
+        transaction = transaction or node.transaction_name or None
+    if transaction:
+        return transaction
+    return f"({node.note})" if node is not None and node.note else f"#{id_}"
 
 
 def _hot_resources_section(hot: HotList) -> Section:
@@ -420,12 +440,12 @@ class _Screen:
         """Event-loop time at which the last snapshot was received."""
         self._is_help_shown = False
         self._error = ""
-        """Why the last query failed; empty if it succeeded."""
+        """Why the last query failed. Empty if it has succeeded."""
         self._exit_status: asyncio.Future[int] | None = None
-        """Completed when the view should end. None before `run`."""
+        """Its completion, with the exit status, ends the view. None before `run`."""
 
     async def run(self) -> int:
-        """Show the view until the user presses q or a signal arrives; return the exit status."""
+        """Show the view until the user presses q or SIGTERM arrives. Return the exit status."""
         loop = asyncio.get_running_loop()
         self._exit_status = loop.create_future()
         async with AsyncExitStack() as stack:
@@ -449,7 +469,7 @@ class _Screen:
             return await self._exit_status if self._exit_status.done() else await refreshing
 
     async def _refresh_loop(self) -> int:
-        """Query the server and draw the screen at each interval. Never returns; failed queries are retried."""
+        """Query the server, and draw the screen, once in each interval. A failed query is retried. Never returns."""
         loop = asyncio.get_running_loop()
         while True:
             next_query_at = loop.time() + self._interval_s
@@ -463,10 +483,10 @@ class _Screen:
             await asyncio.sleep(max(0, next_query_at - loop.time()))
 
     def _draw(self) -> None:
-        """Draw the last snapshot in the current size of the terminal, or the error if the last query failed."""
+        """Draw the last snapshot in the current size of the terminal, or the error if the last query failed, or the help."""
         columns, rows = self._console.size
         if self._is_help_shown:
-            lines = [Line(line, style) for text, style in HELP for line in fold(*_split_indent(text), columns)][:rows]
+            lines = _help_lines(columns)[:rows]
         elif self._snapshot and not self._error:
             lines = render(self._snapshot, columns, rows, KEYS)
         else:
@@ -477,11 +497,7 @@ class _Screen:
         self._live.update(text, refresh=True)
 
     def _status_lines(self, columns: int) -> list[Line]:
-        """Return the lines to show before the first snapshot, or after a failed query.
-
-        Before the first snapshot they say that a query is running. After a failed query they contain the error, and the
-        time since the last response.
-        """
+        """Return the lines in place of a snapshot: the error of a failed query, or that the first query is running."""
         if not self._error:
             return [Line(line, BOLD) for line in wrap_items([f"querying {self._client.address}", KEYS], columns)]
         retry = f"Retrying every {self._interval_s:g} s."
@@ -494,12 +510,12 @@ class _Screen:
     def _on_keys(self, keys: str) -> None:
         if "q" in keys.lower():
             self._finish(0)
-        elif keys.count("?") % 2:
+        elif keys.count("?") % 2:  # two presses that are read together have no effect
             self._is_help_shown = not self._is_help_shown
             self._draw()
 
     def _finish(self, status: int) -> None:
-        """End the view with an exit status, unless it has already been ended."""
+        """End the view with an exit status, unless it has ended before."""
         if self._exit_status is not None and not self._exit_status.done():
             self._exit_status.set_result(status)
 
@@ -510,7 +526,11 @@ class _Screen:
         self._draw()
 
 
-def _split_indent(text: str) -> tuple[str, str]:
-    """Return the spaces at the beginning of a text, and the rest."""
-    rest = text.lstrip(" ")
-    return " " * (len(text) - len(rest)), rest
+def _help_lines(columns: int) -> list[Line]:
+    """Return the lines of the help, wrapped to the width of the terminal."""
+    lines = []
+    for text, style in HELP:
+        unindented = text.lstrip(" ")
+        indent = " " * (len(text) - len(unindented))
+        lines += [Line(line, style) for line in fold(indent, unindented, columns)]
+    return lines
