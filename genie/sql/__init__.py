@@ -18,7 +18,7 @@ def __getattr__(name: str) -> object:
     try:
         globals()[name] = value = getattr(import_module("genie.sql.fences"), name)
     except ModuleNotFoundError as error:
-        if error.name != "sqlalchemy":  # another module is missing
+        if error.name != "sqlalchemy":
             raise
         raise ModuleNotFoundError(f"{name} needs SQLAlchemy: pip install 'genie-lock[sql]'", name=error.name) from None
     return value

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 OPEN_GRACE_S = 1.0
-"""Seconds for which a cancellation waits for a connection that is being opened."""
+"""How long a cancellation waits for a connection that is being opened."""
 
 
 def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:
@@ -38,28 +38,29 @@ def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:
 async def open_connection(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
     """Check a connection out of the engine's pool, and return it to the pool at the end of the block.
 
-    Cancellations are delayed until the connection is completely open or closed. Otherwise a cancellation while
-    SQLAlchemy sets the isolation level, after the checkout, would leak the connection from the pool. Opening is
-    cancelled after `OPEN_GRACE_S`: a connection that takes longer still waits for the server, before the checkout.
+    A cancellation of this task is delayed until the connection is completely open or closed. Otherwise a cancellation while
+    SQLAlchemy sets the isolation level, after the checkout, would leak the connection from the pool. The delay for opening
+    is at most `OPEN_GRACE_S`: a connection that takes longer still waits for the server, before the checkout.
     """
     connection = engine.connect()
     try:
         await run_to_completion(connection.start(), grace_s=OPEN_GRACE_S)
         yield connection
     finally:
-        if connection.sync_connection is not None:  # None: the checkout has failed
+        was_checked_out = connection.sync_connection is not None
+        if was_checked_out:
             await run_to_completion(connection.close())
 
 
 @asynccontextmanager
 async def open_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
-    """Run a block in a transaction on a new connection: commit at the end of the block, roll back after an error."""
+    """Run a block in a transaction on a connection of the pool. Commits at the end of the block, rolls back after an error."""
     async with open_connection(engine) as connection, connection.begin():
         yield connection
 
 
 def schema_lock_key(name: str) -> tuple[ColumnElement[int], ColumnElement[int]]:
-    """Return SQL expressions for the two integers that PostgreSQL's advisory lock functions take as a key.
+    """Return the key of a PostgreSQL advisory lock, as SQL expressions for two integers.
 
     The integers are hashes of `name` and of the current schema, so that each schema has its own locks.
     """
@@ -74,7 +75,7 @@ async def lock_schema(connection: AsyncConnection, name: str) -> None:
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
     """Execute `release`, the statement that releases a lock of this database session.
 
-    If the statement fails, the connection is closed, which also ends the lock. The statement is tried first, because a
+    If the statement fails, the connection is closed, which also ends the lock. Closing it at once would not do, because a
     server may notice late that a connection was closed.
     """
     try:

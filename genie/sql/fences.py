@@ -1,12 +1,12 @@
-"""Fencing tokens in SQL: a row stores the greatest fencing token (fence) it was used with, and rejects smaller ones.
+"""Fencing tokens in SQL: each row stores the greatest fencing token (fence) of its accesses, and rejects smaller ones.
 
-A lock can time out while its holder is paused. If the holder then continues, it writes without a lock, possibly after
-another client has been granted it. `lock.fence` grows with every grant, so a database that stores the greatest fence of
-each row can reject the late write.
+A lock can time out while its holder is paused. When the holder continues, it writes without the lock, possibly while another
+client holds it. `lock.fence` grows with every grant, so a database that stores the greatest fence of each row can reject
+the late write.
 
-**The fence must be stored when a row is read for a later write, not only when it is written.** If only writes carried a
-fence, the late write of holder 1 would be accepted between the read and the write of holder 2, and the write of holder
-2 would overwrite it:
+**The fence must be stored when a row is read for a later write, not only when it is written.** If only writes had a fence,
+the late write of holder 1 would be accepted between the read and the write of holder 2, and the write of holder 2 would
+overwrite it:
 
     holder 1 (fence 33)          holder 2 (fence 34)          the row
     read 100                                                  100
@@ -23,14 +23,14 @@ timestamp ordering, with the fence as timestamp:
 | read or write, exclusive lock | `fence` or `shared_fence`             | `fence`        |
 | read, shared lock             | `fence`                               | `shared_fence` |
 
-Shared locks need their own column because several holders have the lock at the same time, with different fences: one
-must not reject the other, but both must reject an earlier exclusive holder.
+Shared locks need a column of their own, because several holders have such a lock at the same time, with different fences.
+A holder must not reject another one, but each must reject an earlier exclusive holder.
 
-Why no transaction is needed. PostgreSQL, and SQLite since 3.35, have `UPDATE … RETURNING`: one statement stores the
-fence and returns the row. MariaDB and MySQL need two: an UPDATE that stores the fence, then a SELECT that returns the row
-with its fences. After the UPDATE no older holder can write. If a newer holder has stored its fence between the two
-statements, the SELECT returns that fence, and the read is rejected. The SELECT is a locking one (FOR UPDATE): under
-REPEATABLE READ a plain SELECT would return the snapshot of the transaction, which may be older than the UPDATE.
+A read needs no transaction. PostgreSQL, and SQLite since 3.35, have `UPDATE … RETURNING`: one statement stores the fence
+and returns the row. MariaDB and MySQL need two statements: an UPDATE that stores the fence, then a SELECT that returns the
+row with its fences. After the UPDATE no older holder can write. If a newer holder has stored its fence between the two
+statements, the SELECT returns that fence, and the read is rejected. The SELECT has FOR UPDATE: under REPEATABLE READ, a
+plain SELECT would return the snapshot of the transaction, which may be older than the UPDATE.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_FENCE = 2**53 - 1
 
 
 def _any_above(fence: int, columns: Iterable[Column[int]]) -> ColumnElement[bool]:
-    """Return the SQL condition that any of the columns is greater than `fence`. NULL counts as not greater."""
+    """Return the SQL condition that any of the columns is greater than `fence`. NULL is never greater."""
     return or_(*(and_(column.is_not(None), column > fence) for column in columns))
 
 
@@ -85,17 +85,17 @@ class FencedTable:
         self._fence_column: Column[int] = table.c.fence
         """The column with the greatest fence of exclusive locks."""
         self._shared_fence_column: Column[int] | None = table.c.get("shared_fence")
-        """The column with the greatest fence of shared locks. None: rows can't be read under shared locks."""
+        """The column with the greatest fence of shared locks. If it is None, rows can't be read under shared locks."""
         for column in self._fence_columns():
             if not isinstance(column.type, BigInteger):
                 raise TypeError(f"column {column} must be a BigInteger, not {column.type!r}: fences have up to 53 bits")
 
     def read(self, connection: Connection, key: Any, *, fence: int, shared: bool = False) -> Row[Any]:
-        """Store the fence in a row, and return the row with all columns. `shared`: the lock is a shared lock.
+        """Store the fence in a row, and return the row with all columns. `shared` is True under a shared lock.
 
-        After this method the row rejects writes of older holders. Until the end of the transaction the database has
-        locked the row; after the commit the stored fence rejects such writes. A rollback discards the stored fence, so
-        read the row again.
+        From then on the row rejects writes of older holders: until the end of the transaction because the database has
+        locked the row, and after the commit because of the stored fence. A rollback discards the stored fence, so read the
+        row again.
         """
         self._check_arguments(connection, fence)
         key_matches = self._key_condition(key)
@@ -106,18 +106,19 @@ class FencedTable:
     def read_or_create(
         self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int, shared: bool = False
     ) -> Row[Any]:
-        """Return a row as `read` does, after inserting the row with `values` if it does not exist.
+        """Return a row as `read` does. If the row does not exist, insert it with `values` before. `values` are not written to
+        an existing row.
 
         Use this method instead of `read` for a row that may not exist. A missing row has no fence, so an older holder could
-        still insert the row later. An existing row does not get `values`. If `values` violate another unique constraint,
-        SQLAlchemy's `IntegrityError` is raised; on MariaDB and MySQL it is `ValueError`.
+        still insert the row later. If `values` violate another unique constraint, the method raises SQLAlchemy's
+        `IntegrityError`, or on MariaDB and MySQL a ValueError.
         """
         self._check_arguments(connection, fence)
-        fence_column = self._fence_column if not shared else self._require_shared_column()
+        fence_column = self._require_shared_column() if shared else self._fence_column
         new_row = {**self._check_values(values), **self._key_values(key), fence_column.key: fence}
         dialect = connection.dialect
         if dialect.name in ("mariadb", "mysql"):
-            # ON DUPLICATE KEY UPDATE needs an assignment: this one assigns a column to itself, which changes nothing.
+            # ON DUPLICATE KEY UPDATE needs an assignment. This one assigns a column to itself, which changes nothing.
             no_change = {self._key_columns[0].key: self._key_columns[0]}
             connection.execute(mysql.insert(self._table).values(new_row).on_duplicate_key_update(no_change))
             try:
@@ -136,9 +137,9 @@ class FencedTable:
         return self._check_row(row, key, fence, shared=shared)
 
     def write(self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int) -> None:
-        """Write columns of a row and store the fence in the row, in one UPDATE that also checks the fence.
+        """Write columns of a row under an exclusive lock. One UPDATE checks the fence, and stores it with the columns.
 
-        `values` maps names of columns to values or SQL expressions. The lock must be an exclusive lock.
+        `values` maps names of columns to values or SQL expressions.
         """
         self._check_arguments(connection, fence)
         key_matches = self._key_condition(key)
@@ -147,9 +148,9 @@ class FencedTable:
             .where(key_matches, not_(_any_above(fence, self._fence_columns())))
             .values({**self._check_values(values), self._fence_column.key: fence})
         )
-        if connection.execute(update).rowcount == 0:
-            # Nothing was written. A SELECT finds out whether the fence is stale or the row does not exist.
-            self._check_row(self._select_current(connection, key_matches), key, fence, shared=False)
+        if connection.execute(update).rowcount == 0:  # the fence is stale, or the row did not exist
+            row = self._select_current(connection, key_matches)
+            self._check_row(row, key, fence, shared=False)
             raise LookupError(self._missing_row_text(key))  # the row was inserted between the UPDATE and the SELECT
 
     # -- statements ----------------------------------------------------------------------------------------------
@@ -157,9 +158,9 @@ class FencedTable:
     def _execute_and_fetch(
         self, connection: Connection, statement: Update | Insert, key_matches: ColumnElement[bool]
     ) -> Row[Any] | None:
-        """Execute a statement that stores a fence in a row, and return the resulting row; None if it does not exist.
+        """Execute a statement that stores a fence in a row, and return the resulting row, or None if it does not exist.
 
-        `key_matches` is the condition that selects the row. It is needed for a database without RETURNING.
+        `key_matches` is the condition that selects the row, which a database without RETURNING needs.
         """
         if connection.dialect.update_returning:
             return connection.execute(statement.returning(*self._table.c)).first()
@@ -167,15 +168,14 @@ class FencedTable:
         return self._select_current(connection, key_matches)
 
     def _select_current(self, connection: Connection, key_matches: ColumnElement[bool]) -> Row[Any] | None:
-        """Return the latest committed version of a row, or None. FOR UPDATE prevents reading an older snapshot."""
+        """Return the current version of a row, or None. FOR UPDATE prevents reading an older snapshot."""
         return connection.execute(select(*self._table.c).where(key_matches).with_for_update()).first()
 
     def _fence_assignment(self, fence: int, *, shared: bool) -> dict[str, ColumnElement[int]]:
         """Return the SET clause that stores a fence, unless the row has a greater fence already."""
         column = self._require_shared_column() if shared else self._fence_column
-        return {
-            column.key: case((_any_above(fence, self._fence_columns()), column), else_=literal(fence, BigInteger()))
-        }
+        has_greater_fence = _any_above(fence, self._fence_columns())
+        return {column.key: case((has_greater_fence, column), else_=literal(fence, BigInteger()))}
 
     def _key_condition(self, key: Any) -> ColumnElement[bool]:
         """Return the WHERE condition that selects the row with this primary key."""
@@ -188,12 +188,8 @@ class FencedTable:
         """Return the column `fence`, and the column `shared_fence` if the table has it."""
         return [column for column in (self._fence_column, self._shared_fence_column) if column is not None]
 
-    def _conflicting_columns(self, *, shared: bool) -> list[Column[int]]:
-        """Return the columns whose greater fences reject an access. Holders of shared locks do not reject each other."""
-        return [self._fence_column] if shared else self._fence_columns()
-
     def _require_shared_column(self) -> Column[int]:
-        """Return the column `shared_fence`. Raises ValueError if the table lacks it, so that shared locks can't be used."""
+        """Return the column `shared_fence`, or raise ValueError if the table has none."""
         if self._shared_fence_column is None:
             raise ValueError(
                 f"table {self._table.fullname} has no column 'shared_fence', which reads under a shared lock need: "
@@ -204,7 +200,7 @@ class FencedTable:
     # -- checks --------------------------------------------------------------------------------------------------
 
     def _check_arguments(self, connection: Connection, fence: int) -> None:
-        """Raise TypeError or ValueError for an unsupported connection or an invalid fence."""
+        """Raise TypeError or ValueError if the connection is unsupported or the fence is invalid."""
         if not isinstance(connection, Connection):
             raise TypeError(
                 f"connection must be a sqlalchemy.Connection, not {type(connection).__name__}; with an AsyncConnection: "
@@ -218,7 +214,7 @@ class FencedTable:
             raise ValueError(f"fence must be from 1 to {MAX_FENCE}, not {fence}")
 
     def _key_values(self, key: Any) -> dict[str, Any]:
-        """Return the values of the primary key's columns, by name. Raises ValueError if `key` has too few or too many."""
+        """Return the values of the primary key's columns, by name. Raises ValueError if their number in `key` is wrong."""
         values = key if isinstance(key, tuple) else (key,)
         names = [column.key for column in self._key_columns]
         if len(values) != len(names):
@@ -236,10 +232,14 @@ class FencedTable:
         return dict(values)
 
     def _check_row(self, row: Row[Any] | None, key: Any, fence: int, *, shared: bool) -> Row[Any]:
-        """Return the row. Raises LookupError if it is None, StaleFence if it was used with a greater fence."""
+        """Return the row. Raises LookupError if it is None, and StaleFence if it was used with a greater fence.
+
+        Under a shared lock, only the fences of exclusive locks count, because holders of shared locks do not reject each
+        other.
+        """
         if row is None:
             raise LookupError(self._missing_row_text(key))
-        columns = self._conflicting_columns(shared=shared)
+        columns = [self._fence_column] if shared else self._fence_columns()
         greatest = max(row._mapping[column] or 0 for column in columns)  # noqa: SLF001 - a public API
         if greatest > fence:
             raise StaleFence(
@@ -252,4 +252,4 @@ class FencedTable:
 
     def _missing_row_text(self, key: Any) -> str:
         """Return the error message for a row that does not exist."""
-        return f"{self._table.fullname} has no row {key!r}; to insert one under a fence use read_or_create"
+        return f"{self._table.fullname} has no row {key!r}: use read_or_create to insert it under a fence"

@@ -1,4 +1,4 @@
-"""Comparing tables that exist in a database with their definitions."""
+"""Compares the tables in a database with their definitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WrongSchema(GenieError):
 
 
 def raise_problems(problems: Iterable[str]) -> None:
-    """Raise one WrongSchema that lists all problems, unless `problems` is empty."""
+    """Raise WrongSchema with a list of the problems, if there are any."""
     message = "; ".join(problems)
     if message:
         raise WrongSchema(message)
@@ -30,16 +30,16 @@ def reflected_columns(inspector: Inspector, table: Table) -> dict[str, Reflected
 
 def key_problems(inspector: Inspector, table: Table) -> Iterator[str]:
     """Yield a problem if the primary key in the database differs from the definition `table`."""
-    key = [column.name for column in table.primary_key]
-    if inspector.get_pk_constraint(table.name)["constrained_columns"] != key:
-        yield f"its primary key is not {', '.join(key)}"
+    key_names = [column.name for column in table.primary_key]
+    if inspector.get_pk_constraint(table.name)["constrained_columns"] != key_names:
+        yield f"its primary key is not {', '.join(key_names)}"
 
 
 def missing_column(column: Column[object]) -> str:
-    """Return the text of the problem that a column does not exist in the database."""
+    """Return the text of a problem: a column does not exist in the database."""
     return f"column {column.name} is missing"
 
 
 def wrong_type(column: Column[object], reflected: ReflectedColumn, expected: str) -> str:
-    """Return the text of the problem that a column in the database does not have the type `expected`."""
+    """Return the text of a problem: the column in the database, `reflected`, does not have the type `expected`."""
     return f"column {column.name} is {reflected['type']}, it must be {expected}"

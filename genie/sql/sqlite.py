@@ -1,4 +1,4 @@
-"""SQLite files shared by several processes: engine, WAL mode, write transactions."""
+"""SQLite files that several processes share: engine, WAL mode, write transactions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ WAL_RETRY_INTERVAL_S = 0.05
 def file_engine(url: URL, *, lock_timeout_s: float, pool_size: int, hint: str) -> AsyncEngine:
     """Create an engine for an SQLite file.
 
-    `lock_timeout_s` bounds the wait for SQLite's file locks, and the wait for a free connection of the pool.
+    `lock_timeout_s` limits the wait for SQLite's file locks, and the wait for a free connection of the pool.
 
     Raises:
-        ValueError: for an in-memory database, since each connection would have its own database. The message ends with
+        ValueError: for a database in memory, since each connection would have its own database. The message ends with
             `hint`, which says what to use instead.
+
     """
     if not url.database or ":memory:" in url.database or url.query.get("mode") == "memory":
         raise ValueError(f"an SQLite database in memory belongs to one connection: {hint}")
@@ -53,13 +54,14 @@ async def write_transaction(engine: AsyncEngine) -> AsyncIterator[AsyncConnectio
 
 
 async def enable_wal(connection: AsyncConnection, timeout_s: float) -> None:
-    """Set a file's journal mode to WAL, in which readers and the writer don't block each other.
+    """Set a file's journal mode to WAL, in which readers and the writer don't block each other. The file keeps this mode.
 
-    The file keeps this mode. While another connection writes, SQLite rejects the change immediately, regardless of the
-    lock timeout, so this function retries for `timeout_s` seconds.
+    While another connection writes, SQLite rejects the change at once, whatever the lock timeout is. So this function
+    retries it for `timeout_s` seconds.
 
     Raises:
-        OperationalError: of SQLAlchemy, if the file is still busy then, or at once for any other error.
+        OperationalError: of SQLAlchemy, if the file is busy for all this time, or at once for any other error.
+
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     while (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar_one() != "wal":
