@@ -5,6 +5,7 @@ import dev.genielock.Lock;
 import dev.genielock.LockLostException;
 import dev.genielock.LockOptions;
 import dev.genielock.QueueTimeoutException;
+import dev.genielock.RejectedException;
 import dev.genielock.Resources;
 import dev.genielock.UnavailableException;
 import java.sql.Connection;
@@ -110,8 +111,9 @@ abstract class Recipes {
                         report();
                     }
                 });
-            } catch (LockLostException | UnavailableException e) {
-                System.out.println("no longer the leader: " + e.getMessage());
+            } catch (LockLostException | RejectedException | UnavailableException e) { // rejected, for example, while tokens are exchanged
+                System.out.println("not the leader: " + e.getMessage());
+                Thread.sleep(1000);
             }
         }
     }
