@@ -157,13 +157,17 @@ def history(
             Path(svg).write_text(chart, encoding="utf-8")
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
-    output.print(result, partial(_report, name), document=to_builtins)
+    where = f"{history_dir} has no history of the namespace {(namespace or NAMESPACE)!r}."
+    output.print(result, partial(_report, name, where), document=to_builtins)
 
 
-def _report(resource: str | None, result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
-    """Yield the lines of the text output. `resource` is the name that the user asked for, if any."""
+def _report(resource: str | None, no_history: str, result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
+    """Yield the lines of the text output. `resource` is the name that the user asked for, if any.
+
+    `no_history` is the text for a folder without a history.
+    """
     if result.begins_at is None:
-        yield "There is no history in this directory for this namespace."
+        yield no_history
         return
     if not result.requests:
         yield f"No request matches. The history begins at {format_time(result.begins_at)}."

@@ -42,7 +42,23 @@ class ReportedError(click.ClickException):
 
 
 class HelpfulGroup(click.Group):
-    """A group whose help shows the whole first sentence of each command. Click would truncate the sentences."""
+    """A group whose help shows the whole first sentence of each command, which click would truncate.
+
+    The error for an unknown command suggests a similar one.
+    """
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first argument names, with the other arguments. Raises UsageError if there is none."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not ctx.resilient_parsing:
+            import difflib  # noqa: PLC0415 - only for this error
+
+            similar = difflib.get_close_matches(args[0], names, 1)
+            if similar:
+                ctx.fail(f"there is no command {args[0]!r}: did you mean {similar[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands, each with the whole first sentence of its help."""

@@ -49,6 +49,21 @@ def test_a_group_without_a_command_prints_only_its_help(group: list[str]) -> Non
     assert result.stderr == CliRunner().invoke(main, [*group, "--help"], prog_name="genie").stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"), [(["statsu"], "status"), (["config", "chekc"], "check"), (["store", "exprot"], "export")]
+)
+def test_the_error_for_an_unknown_command_names_a_similar_one(arguments: list[str], meant: str) -> None:
+    result = CliRunner().invoke(main, arguments, prog_name="genie")
+    assert result.exit_code == 2
+    assert result.stderr.endswith(f"\ngenie: there is no command {arguments[-1]!r}: did you mean {meant!r}?\n")
+
+
+def test_a_folder_without_a_history_is_named(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["history", "--history-dir", str(tmp_path)])
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path} has no history of the namespace 'genie'.\n"
+
+
 @pytest.mark.parametrize("command", ["history", "replay"])
 @pytest.mark.parametrize("arguments", [[], ["--history-dir", "/does/not/exist"]])
 def test_without_a_folder_the_error_says_how_to_record_a_history(command: str, arguments: list[str]) -> None:
