@@ -575,6 +575,7 @@ async def test_held_locks_are_listed_and_found_by_resource_transaction_and_note(
 
     browser.until(lambda: shown() == [str(first), str(second)])
     assert browser.text("#requests-count") == "2 requests, the oldest first"
+    assert browser.text("#requests-card h2") == "Held locks"
     search = browser.one("#search")
     for text, ids in (
         ("ACCOUNTS/", [first, waits]),
@@ -586,6 +587,7 @@ async def test_held_locks_are_listed_and_found_by_resource_transaction_and_note(
         search.clear()
         search.send_keys(text)
         browser.until(lambda ids=ids: shown() == [str(id) for id in ids])
+        assert browser.text("#requests-card h2") == "Held locks and waiting requests"
     search.clear()
     search.send_keys("cron")
     browser.click("#requests .release")

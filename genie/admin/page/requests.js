@@ -12,6 +12,7 @@ export class RequestTable {
     this.select = select;
     this.release = release;
     this.empty = html("caption", { class: "empty" });
+    this.heading = table.closest(".card").querySelector("h2");
     const titles = ["Resource", "Transaction", "Note", "For", ""];
     this.head = html("thead", {}, html("tr", {}, ...titles.map((title) => html("th", { scope: "col", class: title === "For" && "number" }, title))));
     this.body = html("tbody");
@@ -27,6 +28,7 @@ export class RequestTable {
   show({ text, held, waiting, complete }, now) {
     if (text !== this.text) return;
     const rows = [...held.map((row) => ({ ...row, state: "held" })), ...waiting.map((row) => ({ ...row, state: "queued" }))];
+    setText(this.heading, text === "" ? "Held locks" : "Held locks and waiting requests");
     setText(this.empty, text === "" ? "No locks are held." : "No request matches.");
     this.empty.hidden = rows.length > 0;
     this.head.hidden = rows.length === 0;
