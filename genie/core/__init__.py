@@ -28,7 +28,19 @@ from genie.core.events import (
     Wait,
 )
 from genie.core.manager import LockManager
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Reason, Request, State, Weight
+from genie.core.model import (
+    ENDED,
+    HELD,
+    NO_TIMEOUT_MS,
+    SUCCESS,
+    WAITING,
+    Reason,
+    Request,
+    State,
+    Weight,
+    in_parts,
+    needs_session,
+)
 from genie.core.special import MAX_COMPARED_NAMES, MAX_QUEUES, MAX_SEARCHED_LEVELS, MAX_WAITERS_BELOW
 from genie.core.view import Inspection, Row, blocked_resources, inspect
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
@@ -85,6 +97,8 @@ __all__ = [
     "Weight",
     "blocked_resources",
     "context_of",
+    "in_parts",
     "inspect",
+    "needs_session",
     "shown_note",
 ]

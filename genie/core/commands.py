@@ -76,6 +76,10 @@ class Disconnect:
 class Recover:
     """Complete a restart: disconnect every request without a session, then grant every grantable request."""
 
+    contended: list[str] | None = None
+    """The resources with waiters, from a caller that has searched the table, and disconnected the requests, in parts. None: both are
+    done in this step."""
+
 
 @dataclass(slots=True)
 class Continue:

@@ -142,7 +142,8 @@ def _cycle(waiting: Sequence[Request], requests: Collection[Request]) -> Iterato
     owners.
     """
     manager = LockManager()
-    manager.load(requests)
+    for _ in manager.load_in_parts(requests):
+        pass
     remaining: dict[Owner, int] = {}
     blocked_by: dict[Owner, list[Owner]] = {}
     owners = dict.fromkeys(request.owner for request in waiting)

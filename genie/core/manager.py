@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import ceil, inf
 
 from genie.core import deadlock, reduction
@@ -42,7 +42,19 @@ from genie.core.grant import (
 )
 from genie.core.lock_order.analysis import LockOrder
 from genie.core.lock_table import AffectedQueues, LockTable, Transaction
-from genie.core.model import ENDED, HELD, NO_TIMEOUT_MS, SUCCESS, WAITING, Details, Reason, Request, Weight
+from genie.core.model import (
+    ENDED,
+    HELD,
+    NO_TIMEOUT_MS,
+    SUCCESS,
+    WAITING,
+    Details,
+    Reason,
+    Request,
+    Weight,
+    in_parts,
+    needs_session,
+)
 from genie.core.special import MAX_QUEUES, MAX_SEARCHED_LEVELS
 from genie.core.subtrees import close_slice, close_specials, open_specials, open_subtrees
 from genie.core.view import (
@@ -155,7 +167,7 @@ class LockManager:
                 affected += close_slice(self.table, name)
             self._grant_waiters(affected, now, events)
         else:
-            self._recover(now, events)
+            self._recover(command.contended, now, events)
         return events
 
     # The two fast paths execute nearly all commands. They make no events: the caller knows what happened. In the server,
@@ -270,28 +282,34 @@ class LockManager:
         table.drop_units(request.id, name, units)
         return True
 
-    def load(self, requests: Collection[Request], replaced: Iterable[int] = ()) -> None:
-        """Discard the requests with the ids `replaced`, and adopt `requests`.
+    def load_in_parts(self, requests: Iterable[Request], replaced: Iterable[int] = ()) -> Iterator[None]:
+        """Discard the requests with the ids `replaced`, and adopt `requests`, in parts: yield after each.
 
         `adopt` alone would read the whole table for each subtree that no other request names, and so for each change of the
         request that does.
         """
-        subtrees = {name for each in requests if each.details is not None for name in each.details.subtrees}
+        parts: list[list[Request]] = []
+        subtrees = set[str]()
+        for part in in_parts(requests):
+            parts.append(part)
+            subtrees.update(*[each.details.subtrees for each in part if each.details is not None])
+            yield
         self.table.kept_open = subtrees
         for id_ in replaced:
             self.discard(id_)
         self.table.kept_open = ()
-        later = requests
         if subtrees:  # held locks first: counting them is faster when the subtrees are opened than one by one
-            later = []
-            for request in requests:
-                if request.state is HELD and (request.details is None or not request.details.subtrees):
-                    self.adopt(request)
-                else:
-                    later.append(request)
-            open_subtrees(self.table, subtrees)
-        for request in later:
-            self.adopt(request)
+            yield from self._adopt_in_parts(parts, _is_held_below)
+            yield from open_subtrees(self.table, subtrees)
+            yield from self._adopt_in_parts(parts, lambda request: not _is_held_below(request))
+        else:
+            yield from self._adopt_in_parts(parts, lambda _: True)
+
+    def _adopt_in_parts(self, parts: list[list[Request]], is_due: Callable[[Request], bool]) -> Iterator[None]:
+        for part in parts:
+            for request in filter(is_due, part):
+                self.adopt(request)
+            yield
 
     def adopt(self, request: Request) -> None:
         """Add a request in its current state, held or waiting, without granting any other request."""
@@ -572,14 +590,16 @@ class LockManager:
                 self._end(Released(request, reason), events)
         self._grant_waiters(affected, now, events)
 
-    def _recover(self, now: float, events: list[Event]) -> None:
-        """End the requests that need a session and have none, then grant every grantable waiter."""
+    def _recover(self, contended: Iterable[str] | None, now: float, events: list[Event]) -> None:
+        """End the requests that need a session and have none, then grant every grantable waiter of the resources `contended`.
+
+        None: search the table for both.
+        """
         table = self.table
-        ended = [request for request in table.held.values() if request.release_on_disconnect and request.origin is None]
-        ended += (request for request in table.waiting.values() if request.origin is None)
-        self._end_all(ended, now, events)
-        # Resources in `uncontended` have no waiters.
-        affected: AffectedQueues = [(name, X, None) for name in table.resources]
+        if contended is None:
+            self._end_all(filter(needs_session, [*table.held.values(), *table.waiting.values()]), now, events)
+            contended = table.resources  # those in `uncontended` have no waiters
+        affected: AffectedQueues = [(name, X, None) for name in contended]
         self._grant_waiters(affected, now, events)
 
     # -- Parts of the commands ------------------------------------------------------------
@@ -766,6 +786,11 @@ class LockManager:
         waited_ms = now - request.since
         self._grant(request, now)
         events.append(Locked(request, waited_ms))
+
+
+def _is_held_below(request: Request) -> bool:
+    """Return whether a request is held, and names no subtree."""
+    return request.state is HELD and (request.details is None or not request.details.subtrees)
 
 
 def _have_too_many_levels(choices: Sequence[tuple[str, QueueMode]]) -> bool:

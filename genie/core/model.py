@@ -58,6 +58,28 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 """
 
 
+MAX_PART_NAMES: Final = 2_000
+"""Number of names of one part of very many requests. To load and to recover them takes a few ms."""
+
+
+def in_parts(requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """Yield requests in parts of about `MAX_PART_NAMES` names. The last request of a part may exceed the limit."""
+    part, left = list[Request](), MAX_PART_NAMES
+    for request in requests:
+        part.append(request)
+        left -= request.name_count()
+        if left <= 0:
+            yield part
+            part, left = [], MAX_PART_NAMES
+    if part:
+        yield part
+
+
+def needs_session(request: Request) -> bool:
+    """Return whether a recovered request ends, because it needs a session and has none."""
+    return request.origin is None and (request.release_on_disconnect or request.state is WAITING)
+
+
 class Details:
     """Fields that few requests need: units, subtrees, and modes that do not follow from `Request.shared` and
     `Request.exclusive`.

@@ -10,7 +10,7 @@ from itertools import islice
 from math import inf
 
 from genie.core.lock_table import AffectedQueues, LockTable
-from genie.core.model import Details, Owner, QueueEntry, Request
+from genie.core.model import Details, Owner, QueueEntry, Request, in_parts
 from genie.core.special import (
     MAX_CLOSED_WAITERS,
     MAX_COMPARED_NAMES,
@@ -72,10 +72,11 @@ def _add_request(table: LockTable, subtree: str, request: Request) -> None:
         special.requests[request.transaction] = special.requests.get(request.transaction, 0) + 1
 
 
-def open_subtrees(table: LockTable, subtrees: Collection[str]) -> None:
+def open_subtrees(table: LockTable, subtrees: Collection[str]) -> Iterator[None]:
     """Add the new ones of these subtrees, before `restore` adds the requests that name them.
 
-    If there are many of them, all requests are read once. Otherwise `restore` opens each alone.
+    If there are many of them, all requests are read once, in parts: yield after each. The table must not change meanwhile.
+    Otherwise `restore` opens each alone.
     """
     new = [name for name in subtrees if name not in table.subtrees]
     if len(new) <= MAX_SEPARATE_SUBTREES:
@@ -85,15 +86,25 @@ def open_subtrees(table: LockTable, subtrees: Collection[str]) -> None:
         resource = table.subtrees[name] = table.get_or_create_resource(name)
         resource.special = opened[name] = Subtree()
         table.specials += 1
-    for request in table.held.values():
-        for subtree, name, mode in _names_below(request, opened):
-            opened[subtree].add(request, [name], mode, 1)
+    for part in in_parts(table.held.values()):
+        for request in part:
+            for subtree, name, mode in _names_below(request, opened):
+                opened[subtree].add(request, [name], mode, 1)
+        yield
+    yield from _open_above_waiters(table, opened)
+
+
+def _open_above_waiters(table: LockTable, opened: Container[str]) -> Iterator[None]:
+    """Make the waiting requests below new subtrees waiters of these, in parts: yield after each."""
     waiting: dict[str, dict[int, Request]] = {}
-    for request in table.waiting.values():
-        for subtree, _, _ in _names_below(request, opened):
-            waiting.setdefault(subtree, {})[request.id] = request
+    for part in in_parts(table.waiting.values()):
+        for request in part:
+            for subtree, _, _ in _names_below(request, opened):
+                waiting.setdefault(subtree, {})[request.id] = request
+        yield
     for subtree, requests in waiting.items():
         _add_intentions_of_waiters(table, subtree, requests.values())
+        yield
 
 
 def _open_subtree(table: LockTable, subtree: str, max_waiters: float, max_cost: float) -> float:

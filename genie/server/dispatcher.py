@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -22,6 +23,8 @@ from genie.core import (
     Released,
     Request,
     State,
+    in_parts,
+    needs_session,
 )
 from genie.core.size import SHORT_TEXT_BYTES, charged_names, excess_bytes, text_bytes, text_excess
 from genie.errors import Code, RequestRejected
@@ -72,6 +75,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 MAX_ENDED_LOCKS = 1_000
 """Maximum number of locks, held or waited for, that end in one slice because a connection or a session has ended. The last
 request of a slice may exceed the limit."""
@@ -79,6 +84,9 @@ request of a slice may exceed the limit."""
 MAX_REPORTED_REQUESTS = 1_000
 """Maximum number of requests whose state, or retained reply, is sent in one slice after a client has resumed a session. The
 resources that a reply lists count, too. The last request of a slice may exceed the limit."""
+
+MAX_RECOVERED = 2_000
+"""Maximum number of sessions, of retained replies, or of resources, of one part of a recovery."""
 
 MAX_EXPIRED_SESSIONS = 1_000
 """Maximum number of expired sessions, of their locks and of their retained replies, together, that end in one batch. The last
@@ -179,15 +187,38 @@ class Dispatcher:
             if not self._end_session(session, now) or self._ended_count >= MAX_EXPIRED_SESSIONS:
                 break  # the rest of this session, and the other sessions, end in the next batch
 
-    def recover(self, replies: Iterable[RetainedReply], now: float) -> None:
-        """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request."""
-        requests = [*self._table.held.values(), *self._table.waiting.values()]
+    def recover(self, replies: Iterable[RetainedReply], now: float) -> Iterator[None]:
+        """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request.
+
+        Works in parts of a few ms: yields after each. The caller stores the changes of each part.
+        """
+        table, sessions, handle_events = self._table, self.sessions, self.notifier.handle_events
         replies = list(replies)
-        for reply in replies:
-            self.manager.add_outcome(reply.id, reply.reason)
-        self.sessions.restore(requests, replies, now)
-        self.size.load(requests)
-        self.notifier.handle_events(self._step(core.Recover(), now), now)
+        for some in _slices(replies):
+            for reply in some:
+                self.manager.add_outcome(reply.id, reply.reason)
+            yield
+        disconnected: list[Request] = []
+        for part in in_parts(chain(table.held.values(), table.waiting.values())):
+            sessions.restore(part, ())
+            self.size.load(part)
+            disconnected += filter(needs_session, part)
+            yield
+        for some in _slices(sorted(replies, key=lambda reply: reply.at)):
+            sessions.restore((), some)
+            yield
+        for detached in _slices([*sessions]):
+            for session in detached:
+                sessions.detach(session, now)
+            yield
+        for part in in_parts(disconnected):
+            handle_events(self._step(Disconnect(part), now), now)
+            yield
+        contended: list[str] = []
+        for names in _slices([*table.resources]):
+            contended += [name for name in names if table.resources[name].wait_queue is not None]
+            yield
+        handle_events(self._step(core.Recover(contended), now), now)
 
     def snapshot(self, next_id: int, now: float) -> Batch:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis.
@@ -674,6 +705,12 @@ class Dispatcher:
         if not ending and session.bound:
             session.ending = None  # requests that have arrived since the first slice end in another one
         return not ending and not session.bound
+
+
+def _slices(items: list[T]) -> Iterator[list[T]]:
+    """Yield a list in slices of `MAX_RECOVERED`."""
+    for start in range(0, len(items), MAX_RECOVERED):
+        yield items[start : start + MAX_RECOVERED]
 
 
 def _log_forced_release(request: Request, principal: Principal) -> None:

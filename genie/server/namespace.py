@@ -292,7 +292,7 @@ class Namespace:
         self._led_until = asyncio.get_running_loop().time()
         self.stats.start_epoch()
         self.pipeline = pipeline = self._make_pipeline(state)
-        pipeline.recover(state.retained_replies.values())
+        await pipeline.recover(state.retained_replies.values())
         await pipeline.drained()
         if self._leadership_lost.is_set():  # the store failed while the recovery was stored
             return

@@ -6,9 +6,11 @@ At most one batch is in flight. While the store is unavailable, commands that we
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from genie.config import NAMESPACE
@@ -40,6 +42,10 @@ MAX_FLUSHED_WATCHERS = 200
 MAX_FLUSHED_BYTES = 512 << 10
 """Maximum bytes of deferred events that are sent in one iteration of the event loop. Those of the last watcher may exceed
 it."""
+
+
+MAX_RECOVERED_CHANGES = 1_000
+"""Number of changes of a recovery that are committed before it continues. The last part may exceed it."""
 
 
 class DeferredEvents:
@@ -412,19 +418,49 @@ class Pipeline:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis."""
         return self._dispatcher.snapshot(max(self.manager.next_id, self._commits.ids_reserved_below), self._batch_at)
 
-    def recover(self, replies: Iterable[RetainedReply]) -> None:
+    async def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions and retained replies from the loaded state, then grant every grantable request.
 
-        Requests without a session are disconnected, because their connections ended with the previous leader. The next batch
-        commits the changes.
+        Requests without a session are disconnected, because their connections ended with the previous leader. Works in parts,
+        between which the other namespaces are served. Many changes are committed between two parts, and the others with the next
+        batch. Returns early if the pipeline is stopped.
         """
-        self._batch_at = self._clock()
-        self._dispatcher.recover(replies, self._batch_at)
+        self._batch_at = now = self._clock()
+        parts, turns, caller = self._dispatcher.recover(replies, now), self._turns, (id(self), "recovery")
+        is_recovered = has_run = has_waited = False
+
+        def recover_part() -> None:
+            nonlocal is_recovered, has_run
+            has_run, is_recovered = True, next(parts, parts) is parts
+
+        self._expiry.at = -inf  # nothing expires before its session is restored
+        while True:
+            has_run = False
+            if has_waited:
+                turns.run_slice(caller, recover_part)
+            elif not turns.is_exhausted:  # a small state needs no turns
+                started = time.monotonic()
+                recover_part()
+                turns.spend(time.monotonic() - started)
+            if is_recovered:
+                break
+            if len(self._outcome.changes) >= MAX_RECOVERED_CHANGES:
+                self._commits.send(self._outcome, now, self._on_acknowledged)
+            elif has_run:
+                continue
+            else:
+                await asyncio.sleep(0)
+            await self.drained()  # the commit, or a heartbeat
+            if self._stopped:
+                return
+            has_waited = True
+            turns.enter(caller)
+        self._expiry.at = inf
         self._scheduled = self._loop.call_soon(self._run_batch)
 
     async def drained(self) -> None:
-        """Wait until all queued commands are executed and stored and their replies are sent."""
-        if self._scheduler or self._commits.in_flight or self._scheduled:
+        """Wait until all queued commands are executed and stored and their replies are sent, or until the pipeline is stopped."""
+        if not self._stopped and (self._scheduler or self._commits.in_flight or self._scheduled):
             self._drained = self._loop.create_future()
             try:
                 await self._drained

@@ -484,11 +484,10 @@ class SessionTable:
         add(self.shares, session.principal, SESSION_BYTES)
         self.deadlines.add(session.expires_at, session.number)
 
-    def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply], now: float) -> None:
-        """Recreate the detached sessions of loaded requests and replies.
+    def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply]) -> None:
+        """Recreate the sessions of loaded requests and replies, which the caller detaches. The replies must be in order of time.
 
-        The timeouts of the sessions start at `now` (ms, lock manager's clock). A request whose session ended with its
-        connection gets no session.
+        A request whose session ended with its connection gets no session.
         """
         for request in requests:
             origin = request.origin
@@ -498,13 +497,11 @@ class SessionTable:
                 session.live_requests += 1
             else:
                 request.origin = None  # the connection of the request ended with the previous leader
-        for reply in sorted(replies, key=lambda reply: reply.at):
+        for reply in replies:
             reply.origin = session = self._restored(reply.origin, reply.origin.key or "", reply.origin.principal)
             session.retain(reply)
             self._replies[session.principal][reply.id] = session
             self._reply_count += 1
-        for session in list(self):
-            self.detach(session, now)
 
     def _restored(self, origin: Origin, key: str, principal: str | None) -> Session:
         """Return the restored session of a loaded request or reply, or a new one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -146,18 +146,17 @@ class StateMachine:
         All old values are removed before any new one is added, because an old and a new value may
         have the same queue position.
         """
+        for _ in self.apply_in_parts(batch):
+            pass
+
+    def apply_in_parts(self, batch: Batch) -> Iterator[None]:
+        """Apply one batch, which may be a whole state, in parts of a few ms: yield after each."""
         manager, retained = self.manager, self.retained_replies
         is_empty = not (manager.table.held or manager.table.waiting or retained)
         replaced: Iterable[int] = () if is_empty else batch.changes
         for id_ in replaced:
             retained.pop(id_, None)
-        requests: list[Request] = []
-        for id_, change in batch.changes.items():
-            if isinstance(change, RetainedReply):
-                retained[id_] = change
-            elif change is not None and change.state is not ENDED:
-                requests.append(change)
-        manager.load(requests, replaced)
+        yield from manager.load_in_parts(_live_requests(batch.changes, retained), replaced)
         manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
 
     def __contains__(self, id_: int) -> bool:
@@ -168,6 +167,15 @@ class StateMachine:
     def snapshot(self) -> Batch:
         """Return the whole state as one batch, which could be stored."""
         return snapshot_of(self.manager, self.retained_replies, self.manager.next_id, self.clock_ms)
+
+
+def _live_requests(changes: dict[int, Change], retained: dict[int, RetainedReply]) -> Iterator[Request]:
+    """Yield the held and the waiting requests of a batch, and add its retained replies to `retained`."""
+    for id_, change in changes.items():
+        if isinstance(change, RetainedReply):
+            retained[id_] = change
+        elif change is not None and change.state is not ENDED:
+            yield change
 
 
 def snapshot_of(

@@ -310,8 +310,8 @@ MUTANTS = [
     Mutant(
         "sessions end with the server",
         "server/dispatcher.py",
-        "self.sessions.restore(requests, replies, now)",
-        "self.sessions.restore([], [], now)",
+        "            sessions.restore(part, ())\n",
+        "            sessions.restore((), ())\n",
     ),
     Mutant(
         "every held lock ends with its session",

@@ -39,12 +39,14 @@ from genie.storage.redis.log import (
 )
 from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.replica import LocalReplica, PriorLeadership, Snapshot, load_state
-from genie.storage.store import LeadershipLost, Node, StateMachine
+from genie.storage.store import Batch, LeadershipLost, Node, StateMachine
 
 log = structlog.get_logger()
 
 MAX_READ_WAIT_MS = 1_000
 """How long one read of the log may block. Limited, because a Redis that crashed may not have closed the connection."""
+PARTS_OF_SMALL_STATE = 2
+"""How many parts a small state has. It is loaded in one iteration of the event loop."""
 READ_PAUSE_S = 0.01
 """Pause between two reads of a busy log, so that following does not cost Redis as much as the commits."""
 INCOMPLETE_LOG_PAUSE_S = 5.0
@@ -287,8 +289,7 @@ class Follower:
         if state is None:
             return
         self._candidacy.last_sign_of_life = self._loop.time()  # the leader may have committed just before
-        state_machine = StateMachine()
-        state_machine.apply(state)
+        state_machine = await _apply_state(state)
         self._replica.replace(state_machine)
         self._may_lag = False
         self._report_role()
@@ -431,6 +432,13 @@ class Follower:
             self._has_acquired = False
             return None
         self._has_acquired = True
-        state_machine = StateMachine()
-        state_machine.apply(snapshot.state)
-        return state_machine
+        return await _apply_state(snapshot.state)
+
+
+async def _apply_state(state: Batch) -> StateMachine:
+    """Return a new state machine with a whole state. Other tasks run between the parts of a large state."""
+    state_machine = StateMachine()
+    for number, _ in enumerate(state_machine.apply_in_parts(state), 1):
+        if number > PARTS_OF_SMALL_STATE:
+            await asyncio.sleep(0)
+    return state_machine

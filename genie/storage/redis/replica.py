@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import replace
+from heapq import merge
+from itertools import islice
 from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
@@ -28,6 +31,11 @@ MAX_PENDING_IDS = 2_000
 MAX_PENDING_BYTES = 256 << 10
 """How many bytes of batches may be undecoded. The last batch may exceed this limit. About 25,000 short names have this size: the
 records of requests with thousands of names are few, but take long to apply."""
+
+
+MAX_SORTED_IDS = 5_000
+"""How many ids of a loaded state are sorted at a time, because a follower that loads a million would do nothing else for half a
+second."""
 
 
 class LazyReplica:
@@ -105,7 +113,7 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
         state.changes = loaded
         try:
             if await _catch_up(keyspace, reader, decoder, state, meta.position):
-                state.changes = {id_: state.changes[id_] for id_ in sorted(state.changes)}
+                state.changes = await _sort(state.changes)
                 return state
         except LogTruncated:
             await _raise_if_incomplete(keyspace, reader)
@@ -128,6 +136,22 @@ async def _raise_if_incomplete(keyspace: Keyspace, reader: LogReader) -> None:
             f"checkpoint, {encode_position(meta.checkpoint.position)}: wait for the next checkpoint of the leader, "
             f"or stop all servers, delete the keys of the namespace and restore a backup"
         ) from None
+
+
+async def _sort(changes: dict[int, Change]) -> dict[int, Change]:
+    """Return changes in the order of their ids. Other tasks run between the parts of the work."""
+    ids, runs = iter(changes), list[list[int]]()
+    while run := sorted(islice(ids, MAX_SORTED_IDS)):
+        if runs:
+            await asyncio.sleep(0)
+        runs.append(run)
+    in_order: dict[int, Change] = {}
+    merged = merge(*runs)
+    while part := [*islice(merged, MAX_SORTED_IDS)]:
+        if in_order:
+            await asyncio.sleep(0)
+        in_order.update([(id_, changes[id_]) for id_ in part])
+    return in_order
 
 
 async def _catch_up(

@@ -119,7 +119,8 @@ def test_the_locks_of_waiting_transactions_that_are_compared_with_a_subtree_coun
 def load(manager: LockManager, requests: list[Request], replaced: Sequence[int] = ()) -> int:
     """Load copies of requests, as a follower does. Return the instructions that this took."""
     counter = InstructionCounter()
-    counter.run(manager.load, deepcopy(requests), replaced)
+    copies = deepcopy(requests)
+    counter.run(lambda: [*manager.load_in_parts(copies, replaced)])
     check(manager)
     return counter.instructions
 
@@ -215,7 +216,9 @@ def test_a_new_leader_counts_the_locks_of_transactions_in_slices(monkeypatch: py
             step(original, f"{number}/1", transaction="U")
             step(original, f"{number}/**", transaction="T")
         loaded = counter.manager
-        loaded.load(deepcopy([*original.table.held.values(), *original.table.waiting.values()]))  # `check` would count
+        requests = deepcopy([*original.table.held.values(), *original.table.waiting.values()])  # `check` would count
+        for _ in loaded.load_in_parts(requests):
+            pass
         for request in loaded.table.waiting.values():
             request.origin = Session(None, "key")
         steps = []

@@ -62,7 +62,8 @@ class Leader:
         self.dispatcher = Dispatcher(manager, Limits(), Stats(), BatchOutcome(manager.next_id))
         self.peers: list[Peer] = []
         self.decoder = RecordDecoder()
-        self.dispatcher.recover(retained_replies, now)
+        for _ in self.dispatcher.recover(retained_replies, now):
+            pass
 
     def step(self, replica: StateMachine) -> None:
         """Execute the commands of one batch, and apply the batch to a replica."""
@@ -226,7 +227,8 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
         if change is not None
     ]
     restarted, peer = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome()), make_client()
-    restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)], 0)
+    for _ in restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)], 0):
+        pass
     restarted.execute(0, peer, iter([Hello("a secret of sixteen")]))
     restarted.execute(0, peer, iter([waiting_request, line("release", ref="1")]))
     assert [b'"queue-timeout"' in line for line in peer.outbox[-2:]] == [True, True]

@@ -145,7 +145,9 @@ def test_loaded_requests_and_replies_are_restored_to_their_sessions() -> None:
     sessions = SessionTable()
     origin = StoredOrigin(session_key(SECRET), 1000.0)
     own, without_session = request_for(origin=origin), request_for(origin=Session(None))
-    sessions.restore([own, without_session], [terminal_reply(7, 0, "e")], 100)
+    sessions.restore([own, without_session], [terminal_reply(7, 0, "e")])
+    for session in [*sessions]:
+        sessions.detach(session, 100)
     session, resumed = sessions.attach(SECRET, 1000)
     assert resumed
     assert own.origin is session
@@ -160,6 +162,8 @@ def test_loaded_requests_and_replies_are_restored_to_their_sessions() -> None:
 def test_loaded_replies_count_as_not_received(now: float) -> None:
     sessions = SessionTable()
     loaded = RetainedReply(7, "e", StoredOrigin(session_key(SECRET), 1000.0), 0.0, b"line")
-    sessions.restore([], [loaded], now)
+    sessions.restore([], [loaded])
+    for session in [*sessions]:
+        sessions.detach(session, now)
     session, _ = sessions.attach(SECRET, 1000)
     assert list(session.unreceived_replies()) == [loaded]

@@ -1,0 +1,153 @@
+"""The load and the recovery of a large state: in parts, between which the other namespaces of the server are served."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from genie.core import Request, State, model
+from genie.core.model import details_of
+from genie.server import dispatcher, pipeline, turns
+from genie.server.turns import IterationTurns
+from genie.storage.redis import replica
+from genie.storage.redis.follower import _apply_state
+from genie.storage.redis.replica import _sort
+from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin
+from simulator.invariants import check
+from support.core.sliced_pipeline import Client, World, tick
+
+PART = 10
+LOCKS = 300
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "MAX_PART_NAMES", PART)
+    monkeypatch.setattr(dispatcher, "MAX_RECOVERED", PART)
+    monkeypatch.setattr(pipeline, "MAX_RECOVERED_CHANGES", PART)
+    monkeypatch.setattr(turns, "ITERATION_S", 0.0)  # one part in each iteration
+    monkeypatch.setattr(replica, "MAX_SORTED_IDS", PART)
+
+
+def loaded(
+    id: int, *exclusive: str, state: State = State.HELD, origin: StoredOrigin | None = None, deadline: int = 10**9
+) -> Request:
+    request = Request((), exclusive, release_on_disconnect=origin is None, origin=origin)
+    request.details = details_of((), exclusive)
+    request.id = request.owner = id
+    request.fence, request.since, request.since_unix_ms, request.deadline = id, 0, 0, deadline
+    request.state = state
+    if state is State.WAITING:
+        request.queue_entry = (-request.priority, id, request)
+    return request
+
+
+async def test_a_follower_loads_a_large_state_in_parts() -> None:
+    changes: dict[int, Change] = {id_: loaded(id_, f"name/{id_}") for id_ in range(1, LOCKS)}
+    for id_ in range(LOCKS, LOCKS + 20):  # many subtrees: all requests are read once for them
+        changes[id_] = loaded(id_, f"{id_}/**", "name/1", state=State.WAITING)
+    load = asyncio.create_task(_apply_state(Batch(changes, LOCKS + 20, LOCKS + 20)))
+    iterations = 0
+    while not load.done():
+        await asyncio.sleep(0)
+        iterations += 1
+    assert iterations >= 3 * LOCKS // PART
+    manager = load.result().manager
+    assert (len(manager.table.held), len(manager.table.waiting)) == (LOCKS - 1, 20)
+    check(manager)
+
+
+async def test_a_small_state_is_loaded_in_one_iteration() -> None:
+    load = asyncio.create_task(_apply_state(Batch({1: loaded(1, "a")}, 2, 2)))
+    await asyncio.sleep(0)
+    assert load.done()
+
+
+async def test_a_follower_sorts_many_ids_in_parts() -> None:
+    ids = [(id_ * 7919) % 10_007 for id_ in range(1, LOCKS)]
+    sort = asyncio.create_task(_sort(dict.fromkeys(ids)))
+    iterations = 0
+    while not sort.done():
+        await asyncio.sleep(0)
+        iterations += 1
+    assert iterations >= 2 * LOCKS // PART - 2
+    assert [*sort.result()] == sorted(ids)
+
+
+async def iterate(worlds: list[World], recovery: asyncio.Task[None], other: Client) -> list[int]:
+    """Run the event loop until a recovery is complete. Return the number of locks and of sessions after each iteration."""
+    counts = []
+    while not recovery.done():
+        pongs = len(other.received)
+        other.send("ping")
+        for _ in range(3):  # a part, the rest of a long iteration, a batch
+            await asyncio.sleep(0)
+        assert len(other.received) > pongs, "the other namespace is served in between"
+        assert not any(world.failures for world in worlds)
+        counts.append(worlds[0].table.locks + worlds[0].pipeline.session_count)
+    await recovery
+    return counts
+
+
+async def test_a_new_leader_disconnects_requests_without_a_session_in_parts() -> None:
+    shared = IterationTurns()
+    world, other_world = World(shared), World(shared)
+    other = Client(other_world)
+    for id_ in range(1, LOCKS + 1):
+        world.manager.adopt(loaded(id_, f"name/{id_}"))
+    counts = await iterate([world, other_world], asyncio.create_task(world.pipeline.recover([])), other)
+    assert max(before - after for before, after in pairwise([*counts, 0])) <= 3 * PART
+    await world.settle()
+    assert world.table.locks == 0
+    assert sum(world.store.changes) == LOCKS
+    assert max(world.store.changes) <= 2 * PART
+    world.pipeline.stop()
+    other_world.pipeline.stop()
+
+
+async def test_a_new_leader_restores_sessions_and_replies_in_parts_and_nothing_expires_before() -> None:
+    shared = IterationTurns()
+    world, other_world = World(shared), World(shared)
+    other = Client(other_world)
+    world.now = 1_000
+    origins = [StoredOrigin(f"key {number}", 60_000) for number in range(LOCKS)]
+    expired = 20
+    for id_, origin in enumerate(origins, 1):
+        state = State.WAITING if id_ > LOCKS // 2 else State.HELD
+        name = f"name/{id_ % (LOCKS // 2)}"
+        world.manager.adopt(loaded(id_, name, state=state, origin=origin, deadline=10 if id_ <= expired else 10**9))
+    replies = [
+        RetainedReply(LOCKS + number, "ref", origin, number, b"{}\n") for number, origin in enumerate(origins, 1)
+    ]
+    recovery = asyncio.create_task(world.pipeline.recover(replies))
+    await asyncio.sleep(0)
+    tick(world.pipeline)  # a heartbeat
+    counts = await iterate([world, other_world], recovery, other)
+    assert max(after - before for before, after in pairwise(counts)) <= 3 * PART
+    assert world.pipeline.session_count == LOCKS
+    assert len(world.table.waiting) == LOCKS // 2, "nothing has expired yet"
+    await world.settle()
+    for _ in range(10 * LOCKS):
+        await asyncio.sleep(0)
+    assert not world.failures
+    assert len(world.table.waiting) == LOCKS // 2 - expired
+    assert all(session.retained_replies for session in world.pipeline._dispatcher.sessions)
+    world.pipeline.stop()
+    other_world.pipeline.stop()
+
+
+async def test_a_recovery_ends_if_leadership_is_lost() -> None:
+    world = World()
+    for id_ in range(1, LOCKS + 1):
+        world.manager.adopt(loaded(id_, f"name/{id_}"))
+    recovery = asyncio.create_task(world.pipeline.recover([]))
+    world.store.held_back = []
+    for _ in range(10 * LOCKS):
+        await asyncio.sleep(0)
+    assert world.store.held_back, "a commit is in flight"
+    world.pipeline.stop()
+    await asyncio.wait_for(recovery, 10)
+    await asyncio.wait_for(world.pipeline.drained(), 10)
+    assert world.table.locks > 0
