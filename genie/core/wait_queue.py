@@ -24,6 +24,10 @@ MIN_UNIFORM_CHUNK = 16
 """Number of entries of a chunk above which its uniform owner is kept. A shorter chunk is read again, which costs as much as
 the bookkeeping."""
 
+MERGED_SHARE: Final = 0.75
+"""Adjacent chunks are merged if they have at most this share of the greatest number of entries. Otherwise a client could make
+queues of very many short chunks, which each search reads. Less than 1, so that a merged chunk is not split soon."""
+
 MAX_ARRIVAL_STEPS = 6_000
 """Maximum number of steps to find the place of a new request in the wait queues and in the wait-for graph. One step reads an
 edge of the graph, reads a resource that an owner waits for, reads a request in a queue that is rearranged, or ranks an
@@ -164,17 +168,41 @@ class SortedQueue:
     def remove(self, entry: QueueEntry) -> None:
         """Remove an entry, which must be present."""
         chunks = self._chunks
-        index = bisect_left(chunks, entry, key=_last) if len(chunks) > 1 else 0
-        chunk = chunks[index]
+        if len(chunks) > 1:
+            self._remove_from_many(entry)
+            return
+        chunk = chunks[0]
         position = 0 if chunk[0] is entry else bisect_left(chunk, entry)
         assert chunk[position] == entry, "the entry is not in this queue"  # noqa: S101 - an invariant
         del chunk[position]
         if not chunk:
+            chunks.clear()
+            self._uniform_owners = None
+
+    def _remove_from_many(self, entry: QueueEntry) -> None:
+        """Remove an entry from one of several chunks. If the chunk and an adjacent one are short, merge both."""
+        chunks = self._chunks
+        index = bisect_left(chunks, entry, key=_last)
+        chunk = chunks[index]
+        position = bisect_left(chunk, entry)
+        assert chunk[position] == entry, "the entry is not in this queue"  # noqa: S101 - an invariant
+        del chunk[position]
+        limit = self.max_chunk * MERGED_SHARE
+        if not chunk:
             del chunks[index]
-            if not chunks:
-                self._uniform_owners = None
-            elif self._uniform_owners is not None:
+            if self._uniform_owners is not None:
                 del self._uniform_owners[index]
+        elif index and len(chunks[index - 1]) + len(chunk) <= limit:
+            self._merge(index - 1)
+        elif index + 1 < len(chunks) and len(chunk) + len(chunks[index + 1]) <= limit:
+            self._merge(index)
+
+    def _merge(self, index: int) -> None:
+        """Merge a chunk with the next one."""
+        chunks, owners = self._chunks, self._uniform_owners
+        chunks[index] += chunks.pop(index + 1)
+        if owners is not None and owners.pop(index + 1) != owners[index]:
+            owners[index] = None
 
     def before(self, entry: QueueEntry) -> QueueEntry | None:
         """Return the last entry before `entry`, or None. `entry` need not be in this queue."""
@@ -234,6 +262,12 @@ class UnitQueue(SortedQueue):
         if self._chunk_sums:
             self._forget_sums(entry)
         super().remove(entry)
+
+    def _merge(self, index: int) -> None:
+        for chunk in self._chunks[index : index + 2]:
+            self._chunk_sums.pop(id(chunk), None)
+        del self._sums_before[index + 1 :]
+        super()._merge(index)
 
     def add_units_before(
         self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False

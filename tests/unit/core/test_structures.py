@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from bisect import insort
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,29 @@ def request_of(owner: str) -> Request:
     return request
 
 
+def has_short_chunks(queue: SortedQueue) -> bool:
+    """Return whether two adjacent chunks have less than half of the entries of one chunk."""
+    return any(len(one) + len(other) <= queue.max_chunk // 2 for one, other in pairwise(queue._chunks))
+
+
+@pytest.mark.parametrize("kind", [SortedQueue, UnitQueue])
+def test_a_queue_of_which_most_entries_are_removed_has_few_chunks(
+    kind: type[SortedQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "max_chunk", 16)
+    queue, removed, left = kind(), list[QueueEntry](), list[QueueEntry]()
+    for ticket in range(0, 3_200, 16):
+        added = [(0.0, ticket + number, request_of("T")) for number in range(16)]
+        for entry in added:
+            queue.add(entry)
+        for entry in removed:
+            queue.remove(entry)
+        removed, left = added[1:], [*left, added[0]]
+    assert list(queue) == [*left, *removed]
+    assert len(queue._chunks) <= 4 * len(queue) // 16 + 1
+    assert not has_short_chunks(queue)
+
+
 @examples(60)
 @given(STEPS, st.integers(2, 8))
 def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], chunk: int) -> None:
@@ -42,6 +66,7 @@ def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], 
             elif plain:
                 queue.remove(plain.pop(where % len(plain)))
             assert list(queue) == plain
+            assert not has_short_chunks(queue)
             assert (len(queue), bool(queue)) == (len(plain), bool(plain))
             assert queue.first == (plain[0] if plain else None)
             assert queue.last == (plain[-1] if plain else None)
@@ -75,6 +100,7 @@ def test_the_units_before_a_waiter_are_those_of_a_sorted_list(steps: list[tuple[
                 insort(plain, entry, key=lambda e: e[:2])
             elif plain:
                 queue.remove(plain.pop(where % len(plain)))
+            assert not has_short_chunks(queue)
             for limit in (20, 10**6):
                 last = [] if not plain else [(plain[where % len(plain)], included) for included in (False, True)]
                 for entry, included in [(None, False), *last]:
