@@ -13,7 +13,8 @@ MAX_LINE_AGE_S = 30.0
 """Maximum seconds from the first byte of a line to its last."""
 
 MAX_CLOSED = 100
-"""Maximum number of connections that are closed in one iteration of the event loop because of the age of their lines."""
+"""Maximum number of connections that are closed in one iteration of the event loop because of the age of their lines, or in order
+to reach `LOW_WATER_SHARE`."""
 
 LOW_WATER_SHARE = 0.9
 """When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
@@ -48,6 +49,11 @@ class PartialLines:
         self._started_at: dict[LineOwner, float] = {}
         """Event-loop time of the first byte of each connection's line, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
+        self._scheduled: asyncio.Handle | None = None
+        """The scheduled call of `_close_more`. None if it is not scheduled."""
+        self._largest: list[LineOwner] = []
+        """The connections that had incomplete lines when the limit was exceeded, the largest lines last. Empty when
+        enough of them are closed."""
 
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
         """Set the bytes of a connection's incomplete line. May close connections.
@@ -74,12 +80,32 @@ class PartialLines:
         self._started_at.pop(connection, None)
 
     def _close_largest(self) -> None:
-        """Close the connections with the largest lines until the total is at most `LOW_WATER_SHARE` of the limit."""
+        """Close the connections with the largest lines until the total is within the limit, and others later."""
+        self._close_until(self._max_bytes, len(self._largest))
+        if self.bytes > self._max_bytes:
+            self._largest = sorted(self._sizes, key=self._sizes.__getitem__)
+            self._close_until(self._max_bytes, len(self._largest))
+        self._schedule_more()
+
+    def _schedule_more(self) -> None:
+        if self._largest and self._scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
+
+    def _close_more(self) -> None:
+        """Close more of these connections, some in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
+        self._scheduled = None
+        self._close_until(self._max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
+        self._schedule_more()
+
+    def _close_until(self, max_bytes: float, max_closed: int) -> None:
         reason = f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this line is among the longest"
-        for connection in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
-            if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
-                break
-            self._close(connection, RequestRejected(Code.TOO_MANY, reason))
+        while self.bytes > max_bytes and self._largest and max_closed:
+            connection = self._largest.pop()
+            if connection in self._sizes:
+                self._close(connection, RequestRejected(Code.TOO_MANY, reason))
+                max_closed -= 1
+        if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
+            self._largest.clear()
 
     def _close_oldest(self) -> None:
         """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next oldest line.

@@ -22,6 +22,7 @@ locks. The state of a resumed session is also sent in slices.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -67,6 +68,9 @@ LIGHT_BYTES = 4 << 10
 """Queued bytes of one connection up to which the server reads from it although too many bytes are queued in total. So a client
 that sends few commands is served while many others flood the server."""
 
+MAX_RESUMED = 1_000
+"""Maximum number of connections from which the server continues to read in one iteration of the event loop."""
+
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
 """Executes or rejects commands of a connection. Returns the item that is not finished, if there is one."""
 
@@ -103,6 +107,8 @@ class CommandScheduler:
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
         """Connections from which reading is paused because of `max_bytes`, in the order in which they were paused."""
+        self._resumption: asyncio.Handle | None = None
+        """The scheduled call of `_resume_paused`. None if it is not scheduled."""
         self._room = 0
         """Number of commands that the current batch may still run."""
         self._finished_bytes = 0
@@ -210,7 +216,7 @@ class CommandScheduler:
             self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
         self._finished_bytes = 0
-        if self._paused:
+        if self._paused and self._resumption is None:
             self._resume_paused()
 
     def replace_all(self, connection: Peer, replace: Callable[[Item], Item]) -> None:
@@ -385,12 +391,18 @@ class CommandScheduler:
             connection.resume_input()
 
     def _resume_paused(self) -> None:
-        """Resume reading from connections, in the order in which they were paused, if the total is within its limit."""
+        """Resume reading from some connections, in the order in which they were paused, if the total is within its limit.
+
+        The others follow in the next iteration of the event loop.
+        """
+        self._resumption = None
         if self.bytes <= self._max_bytes:
-            paused, self._paused = self._paused, {}  # to remove the first items of a large dict one by one is slow
-            for connection in paused:
+            for connection in [*islice(self._paused, MAX_RESUMED)]:
+                del self._paused[connection]
                 if connection.queued_bytes <= MAX_QUEUED_BYTES:
                     connection.resume_input()
+            if self._paused:
+                self._resumption = asyncio.get_running_loop().call_soon(self._resume_paused)
 
 
 def _split_off_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, max_commands: int) -> Queued:

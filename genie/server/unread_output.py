@@ -10,7 +10,8 @@ MAX_STALL_S = 30.0
 """Maximum seconds in which a client with much unread output reads nothing."""
 
 MAX_CLOSED = 100
-"""Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing."""
+"""Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing, or in order
+to reach `LOW_WATER_SHARE`."""
 
 LOW_WATER_SHARE = 0.9
 """When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
@@ -53,6 +54,11 @@ class UnreadOutput:
         self.max_bytes = max_bytes
         self._backlogs: dict[SlowConsumer, Backlog] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._scheduled: asyncio.Handle | None = None
+        """The scheduled call of `_close_more`. None if it is not scheduled."""
+        self._largest: list[SlowConsumer] = []
+        """The connections that had unread output when the limit was exceeded, the most last. Empty when enough of them are
+        closed."""
         self.closed = 0
         """Number of connections that were closed because of a limit."""
 
@@ -91,17 +97,37 @@ class UnreadOutput:
             backlog.last_read_at = now
 
     def _close_largest(self) -> None:
-        """Close the connections with the most unread output until the total is at most `LOW_WATER_SHARE` of the limit."""
-        now = asyncio.get_running_loop().time()
-        for connection, backlog in self._backlogs.items():
-            self._record_progress(connection, backlog, now)
+        """Close the connections with the most unread output until the total is within the limit, and others later."""
+        self._close_until(self.max_bytes, len(self._largest))
+        if self.bytes > self.max_bytes:
+            now = asyncio.get_running_loop().time()
+            for connection, backlog in self._backlogs.items():
+                self._record_progress(connection, backlog, now)
+            self._largest = sorted(self._backlogs, key=lambda one: self._backlogs[one].bytes)
+            self._close_until(self.max_bytes, len(self._largest))
+        self._schedule_more()
+
+    def _schedule_more(self) -> None:
+        if self._largest and self._scheduled is None:
+            self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
+
+    def _close_more(self) -> None:
+        """Close more of these connections, some in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
+        self._scheduled = None
+        self._close_until(self.max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
+        self._schedule_more()
+
+    def _close_until(self, max_bytes: float, max_closed: int) -> None:
         reason = (
             f"all connections together have more than {self.max_bytes} unread bytes, and this one is among the largest"
         )
-        for connection in sorted(self._backlogs, key=lambda one: self._backlogs[one].bytes, reverse=True):
-            if self.bytes <= self.max_bytes * LOW_WATER_SHARE:
-                break
-            self._close(connection, reason)
+        while self.bytes > max_bytes and self._largest and max_closed:
+            connection = self._largest.pop()
+            if connection in self._backlogs:
+                self._close(connection, reason)
+                max_closed -= 1
+        if self.bytes <= self.max_bytes * LOW_WATER_SHARE:
+            self._largest.clear()
 
     def _close(self, connection: SlowConsumer, reason: str) -> None:
         self.discard(connection)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from genie.errors import RequestRejected
+from genie.server import partial_lines
 from genie.server.partial_lines import MAX_CLOSED, MAX_LINE_AGE_S, PartialLines
 from genie.testing.simulation.loop import SimLoop
 
@@ -40,6 +41,29 @@ async def test_the_largest_incomplete_lines_are_closed_until_the_low_water_mark(
     error = connections[1].closed.result()
     assert error.code == "too-many"
     assert "1000 bytes" in error.message
+
+
+async def test_many_lines_are_closed_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partial_lines, "MAX_CLOSED", 10)
+    lines = PartialLines(1_000)
+    connections = connections_with(lines, *[1] * 1_000)
+
+    def closed() -> int:
+        return sum(connection.closed.done() for connection in connections)
+
+    lines.update(connections[0], 3, new=False)
+    assert (closed(), lines.bytes) == (1, 999), "within the limit at once"
+    counts = []
+    for _ in range(15):
+        await asyncio.sleep(0)
+        counts.append(closed())
+    assert counts[:3] == [11, 21, 31]
+    assert lines.bytes == 900
+    connections += connections_with(lines, *[1] * 101)
+    assert lines.bytes == 1_000, "within the limit again"
+    for _ in range(15):
+        await asyncio.sleep(0)
+    assert lines.bytes == 900
 
 
 async def test_completed_lines_and_lost_connections_do_not_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -271,6 +272,25 @@ def test_a_light_connection_is_read_although_too_many_bytes_are_queued_in_total(
     assert not simulated.connections["light"].input_paused
     simulated.add("light", 0.1, size=scheduler_module.LIGHT_BYTES)
     assert simulated.connections["light"].input_paused, "it has become a flood"
+
+
+async def test_reading_resumes_from_some_connections_in_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "MAX_RESUMED", 10)
+    simulated = SchedulerWithClock(max_bytes=100)
+    for number in range(100):
+        simulated.add(f"{number}", 0.0, size=scheduler_module.LIGHT_BYTES + 1)
+    paused = [each for each in simulated.connections.values() if each.input_paused]
+    assert len(paused) > 90
+    while simulated.scheduler:
+        simulated.batch()
+    before = sum(each.input_paused for each in paused)
+    assert before > 20, "some were resumed when their commands were executed"
+    counts = []
+    for _ in range(12):
+        await asyncio.sleep(0)
+        counts.append(before - sum(each.input_paused for each in paused))
+    assert counts[:2] == [10, 20]
+    assert not any(each.input_paused for each in paused), "without another batch"
 
 
 def test_reading_resumes_in_the_order_in_which_it_was_paused() -> None:

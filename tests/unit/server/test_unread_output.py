@@ -7,6 +7,8 @@ import itertools
 import socket
 from contextlib import ExitStack
 
+import pytest
+
 from genie.config import Settings
 from genie.server import unread_output
 from genie.server.app import Server
@@ -49,6 +51,22 @@ async def test_the_largest_are_closed_beyond_the_limit() -> None:
     output.discard(small)
     output.discard(reading)
     assert (output.bytes, len(output)) == (0, 0)
+
+
+async def test_many_are_closed_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unread_output, "MAX_CLOSED", 10)
+    output = UnreadOutput(1_000)
+    readers = [SlowReader(output) for _ in range(1_000)]
+    for reader in readers:
+        reader.receive(1)
+    readers[0].receive(2)
+    assert (output.closed, output.bytes) == (1, 999), "within the limit at once"
+    counts = []
+    for _ in range(15):
+        await asyncio.sleep(0)
+        counts.append(output.closed)
+    assert counts[:3] == [11, 21, 31]
+    assert (output.bytes, len(output)) == (900, 900)
 
 
 def test_a_client_that_reads_nothing_is_closed_and_a_slow_one_is_not() -> None:
