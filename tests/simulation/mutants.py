@@ -147,7 +147,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint is moved before its records are written",
         "storage/redis/checkpoint.py",
-        "is_last_part=number == len(parts),",
+        "is_last_part=following is None,",
         "is_last_part=True,",
     ),
     Mutant(

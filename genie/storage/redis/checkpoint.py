@@ -9,6 +9,7 @@ the log is trimmed up to that position.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import inf
 from typing import Protocol
@@ -121,7 +122,7 @@ class Checkpointer:
                     id_: line for id_, line in changes.items() if id_ <= self._highest_id or not _is_deletion(line)
                 }
                 self._highest_id = max(self._highest_id, max(changes, default=0))
-                is_written = await self._write_parts([*changes.values()], self._last_checkpoint, new)
+                is_written = await self._write_parts(changes.values(), self._last_checkpoint, new)
         finally:
             if not is_written:
                 self._changes = changes | self._changes
@@ -130,13 +131,16 @@ class Checkpointer:
             self._checkpointed_index, self._checkpointed_bytes = index, stored_bytes
         return is_written
 
-    async def _write_parts(self, lines: list[bytes], last: Position, new: Checkpoint) -> bool:
+    async def _write_parts(self, lines: Iterable[bytes], last: Position, new: Checkpoint) -> bool:
         """Write changes to the state, then move the checkpoint. Return whether Redis has accepted all parts.
 
         After a rejected part the position of the last checkpoint is unknown.
         """
         parts = _split_into_parts(lines)
-        for number, part in enumerate(parts, 1):
+        part: list[bytes] | None = next(parts)
+        number = 0
+        while part is not None:
+            number, following = number + 1, next(parts, None)
             status = await self._keyspace.write_checkpoint(
                 last,
                 new,
@@ -144,13 +148,14 @@ class Checkpointer:
                 number,
                 deleted=[line for line in part if _is_deletion(line)],
                 written=dict([line.split(b" ", 1) for line in part if not _is_deletion(line)]),
-                is_last_part=number == len(parts),
+                is_last_part=following is None,
             )
             if status != b"ok":
                 self._last_checkpoint = None
                 if status in (b"lost", b"no state"):
                     self._on_loss(has_lost_state=status == b"no state")
                 return False
+            part = following
         return True
 
     async def _read_changes(self, end: Position) -> tuple[Position | None, dict[int, bytes]]:
@@ -186,14 +191,17 @@ def _is_deletion(line: bytes) -> bool:
     return b" " not in line
 
 
-def _split_into_parts(lines: list[bytes]) -> list[list[bytes]]:
-    """Return the lines in one or more parts of at most `PART_SIZE` lines and about `PART_BYTES` bytes."""
-    parts: list[list[bytes]] = [[]]
-    part_bytes = 0
+def _split_into_parts(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield the lines in parts, at least one, of at most `PART_SIZE` lines and about `PART_BYTES` bytes.
+
+    Lazily: the leader serves clients while Redis writes a part.
+    """
+    part: list[bytes] = []
+    size = 0
     for line in lines:
-        if len(parts[-1]) >= PART_SIZE or part_bytes >= PART_BYTES:
-            parts.append([])
-            part_bytes = 0
-        parts[-1].append(line)
-        part_bytes += len(line)
-    return parts
+        if len(part) >= PART_SIZE or size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(line)
+        size += len(line)
+    yield part
