@@ -10,7 +10,7 @@ PROJECTS     := pyproject.toml applications/tokens/pyproject.toml applications/l
 # The tests start hundreds of processes, which should not compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go clients-java typescript npm jar soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
+.PHONY: serve check test test-ledger test-tokens lint format docs clients clients-typescript clients-go clients-java test-java typescript npm jar soak soak-worlds soak-tests soak-faults soak-report mutants fuzz fuzz-costs baseline public-api bench bench-ledger bench-tokens bench-against peers compiled deploy-tools release sources wheels checksums tag lock workflows store test-store clean
 
 serve: $(VENV)/.installed
 	$(BIN)/genie serve
@@ -61,6 +61,10 @@ clients-go: $(VENV)/.tested redis go
 
 clients-java: $(VENV)/.tested redis java
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(MAKE) -C clients/java check KILL_FOR=$(FAULTS_S)
+
+# The JUnit tests alone, executed by the `java` of the path: it may be of a later version than the JDK that compiled them.
+test-java: $(VENV)/.tested redis
+	$(MAKE) -C clients/java test
 
 lint: $(VENV)/.tested
 	$(BIN)/ruff format --check .
