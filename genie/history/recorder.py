@@ -383,7 +383,7 @@ def _blocking_holders(manager: LockManager, request: Request) -> list[int]:
 
 
 def _first_exclusive_waiters(manager: LockManager, request: Request) -> list[int]:
-    """Return the ids of at most `MAX_WAITS_FOR` other owners' requests that are the first exclusive waiters of its names."""
+    """Return the ids of the first exclusive waiters for the names of a request, except its own owner's: at most `MAX_WAITS_FOR`."""
     found: list[int] = []
     for name, _mode in request.modes():
         resource = manager.table.resources.get(name)

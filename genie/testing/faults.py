@@ -95,10 +95,14 @@ class Fault:
         if self.kind is Kind.DELAY_MESSAGES:
             if len(self.parties) > 2 or (self.target and "" in self.parties):
                 raise ValueError(f"target of {self.kind} must be at most two names, not {self.target!r}")
-        elif bool(self.target) != (self.kind in PROCESS_KINDS | SERVER_KINDS):
-            raise ValueError(f"{self.kind} {'has no target' if self.target else 'needs a target'}")
-        elif self.kind in SERVER_KINDS and self.target not in SERVERS:
-            raise ValueError(f"target of {self.kind} must be one of {', '.join(SERVERS)}, not {self.target!r}")
+        elif self.kind in SERVER_KINDS:
+            if self.target not in SERVERS:
+                raise ValueError(f"target of {self.kind} must be one of {', '.join(SERVERS)}, not {self.target!r}")
+        elif self.kind in PROCESS_KINDS:
+            if not self.target:
+                raise ValueError(f"{self.kind} needs a target, the name or the number of a process")
+        elif self.target:
+            raise ValueError(f"{self.kind} must have no target, not {self.target!r}")
 
     @property
     def parties(self) -> tuple[str, ...]:

@@ -369,7 +369,8 @@ class CommitWriter:
         """
         self._use_encoder(encoder)
         batch = self.batch
-        batch.index, batch.batch, batch.lines, batch.encoded = 1, counters, {}, encode_batch(counters, {})
+        batch.index, batch.batch = 1, counters
+        batch.lines, batch.encoded = {}, encode_batch(counters, {})
         batch.state, batch.progress = PENDING, None
         await self.resume()
 

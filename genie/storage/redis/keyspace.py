@@ -198,7 +198,7 @@ class Keyspace:
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
-        """Decode the reply of `read.lua`: the fields and values of `meta`, and the id of the last log entry.
+        """Decode the reply of `read.lua`: the fields and values of `meta`, and the id of the last log entry. Record its epoch.
 
         Returns None if `meta` does not exist. With `asking`, that raises RedisFailure instead, because the slot is being migrated
         to the node that replied.
@@ -219,18 +219,11 @@ class Keyspace:
         if missing:
             raise UnknownFormat(f"{self.meta} lacks {', '.join(sorted(missing))}: restore it from a backup")
         try:
-            epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
-            self.highest_epoch = max(self.highest_epoch, epoch.number)
-            checkpoint = Checkpoint.decode(meta["checkpoint"])
-            before, position = decode_ends(meta["history"]), decode_position(last_id)
-            has_log = bool(last_id)
-            if not has_log:  # the state is that of the checkpoint
-                position = checkpoint.position
-                before = EpochHistory(before).up_to(position).ends[:-1]
-            run_id = meta.get("run_id", b"").decode()
-            return Meta(epoch, decode_node(meta["node"]), position, checkpoint, before, has_log, run_id)
+            decoded = _decode_meta_fields(meta, last_id)
         except (ValueError, DecodeError) as error:
             raise UnknownFormat(f"{self.meta}: a field is invalid: {error}; restore it from a backup") from None
+        self.highest_epoch = max(self.highest_epoch, decoded.epoch.number)
+        return decoded
 
     async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
         """Start a new epoch with `node` as the leader. Afterwards no earlier leader can commit.
@@ -521,6 +514,29 @@ class Keyspace:
         self.highest_epoch = max(self.highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)
         return LeaderEpoch(self.highest_epoch, nonce, self.key(f"state:{self.highest_epoch}-{nonce}"))
+
+
+def _decode_meta_fields(meta: dict[str, bytes], last_id: bytes) -> Meta:
+    """Decode the fields of `meta`. `last_id` is the id of the last log entry, or empty if the log was lost.
+
+    Raises ValueError or DecodeError if a field is invalid.
+    """
+    epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
+    checkpoint = Checkpoint.decode(meta["checkpoint"])
+    before = decode_ends(meta["history"])
+    position = decode_position(last_id)
+    if not last_id:  # the state is that of the checkpoint
+        position = checkpoint.position
+        before = EpochHistory(before).up_to(position).ends[:-1]
+    return Meta(
+        epoch,
+        decode_node(meta["node"]),
+        position,
+        checkpoint,
+        before,
+        has_log=bool(last_id),
+        run_id=meta.get("run_id", b"").decode(),
+    )
 
 
 def meta_key(name: str) -> str:

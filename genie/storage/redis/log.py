@@ -182,7 +182,7 @@ class LogReader:
         count = min(self._max_count, MAX_READ_ENTRIES)
         command = ("XREAD", "COUNT", count, *block, "STREAMS", self._key, encode_position(self.position))
         streams = await self._primary.call(*command, wait_s=(wait_ms or 0) / 1000)
-        entries = streams[0][1] if streams else []
+        entries = streams[0][1] if streams else []  # the reply is [[key, entries]]
         if entries:  # adapt the next count to the size of these entries
             size = sum(len(value) for _, fields in entries for value in fields)
             self._max_count = max(1, self._max_read_bytes * len(entries) // size)
@@ -190,21 +190,23 @@ class LogReader:
 
     def _advance(self, id_: bytes, fields: list[bytes]) -> LogEntry:
         """Decode a log entry, and move the reader to it. Raises LogTruncated if it does not follow the previous entry."""
-        position, values = decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))
-        base = values.get(b"base")
-        if base is not None:  # a takeover
-            if decode_position(base) != self.position:
+        position = decode_position(id_)
+        values = dict(zip(fields[::2], fields[1::2], strict=True))
+        if b"base" in values:  # a takeover
+            base = decode_position(values[b"base"])
+            if base != self.position:
                 raise LogTruncated
             self.history = self.history.advanced_to(position)
-            return EpochStarted(position, decode_position(base), decode_node(values[b"node"]))
-        if position != (self.position[0], self.position[1] + 1):
+            return EpochStarted(position, base, decode_node(values[b"node"]))
+        epoch, index = self.position
+        if position != (epoch, index + 1):
             raise LogTruncated
         encoded = values.get(b"batch")
         if encoded is None:  # not an entry of Genie
             raise LogTruncated
         counters, records = split_batch(encoded)
         self.history = self.history.advanced_to(position)
-        return BatchCommitted(position, counters, records, len(encoded), b"resigned" in values)
+        return BatchCommitted(position, counters, records, len(encoded), resigned=b"resigned" in values)
 
 
 class TrimPoint(NamedTuple):
