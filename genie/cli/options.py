@@ -318,7 +318,7 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def on_interrupt(signum: int, frame: FrameType | None) -> None:
-            """Cancel the task at the first signal; raise KeyboardInterrupt at the second one."""
+            """Cancel the task at the first signal. Raise KeyboardInterrupt at the second one."""
             nonlocal interrupted
             if interrupted or task is None:
                 signal.default_int_handler(signum, frame)

@@ -37,7 +37,7 @@ class Querier(Client):
 
     @property
     def address(self) -> Address | None:
-        """The address of the connected server, the leader; None without a connection."""
+        """The address of the connected server, the leader, or None without a connection."""
         return self._connection.address
 
     @property

@@ -449,9 +449,10 @@ def connect(  # noqa: PLR0913 - one for each option
         namespace: the namespace of all locks of this client: 1 to 128 letters, digits, or any of `_.:-`. Default:
             GENIE_NAMESPACE, else the first namespace of the server. Use one client for each namespace.
         note: who this client is, in at most 256 characters: the note of each request without one of its own. Operators see
-            it, and so does a request that waits for a lock of this client. Default: `PROGRAM PID@HOST`. Empty: none.
-        lazy: True: the `async with` statement returns at once, and the client connects in the background. Until then calls
-            behave as while the client is disconnected. So a service can start before its Genie servers.
+            it, and so does a request that waits for a lock of this client. Default: `PROGRAM PID@HOST`. An empty text
+            means no note.
+        lazy: if true, the `async with` statement returns at once, and the client connects in the background. Until then,
+            calls behave as while the client is disconnected. So a service can start before its Genie servers.
         ssl: True, or an `ssl.SSLContext`, selects TLS for all servers. For True, the file GENIE_TLS_CA contains the
             trusted CAs (default: the CAs of the system), and GENIE_TLS_CERT and GENIE_TLS_KEY are the client's own
             certificate. The files are read for each connection. The server's certificate and host name are verified.
@@ -575,13 +576,14 @@ class Client:
                 resources.
             transaction: name of the transaction of this request. Requests of one transaction do not block each other,
                 and deadlocks are detected between transactions.
-            queue_timeout: seconds, or a timedelta, to wait in the queue. None: no limit, even while no server responds.
+            queue_timeout: seconds, or a timedelta, to wait in the queue. With None there is no limit, even while no server
+                responds.
             transaction_timeout: seconds, or a timedelta, after the grant at which the lock is lost.
             priority: requests with a higher priority are granted first.
             watchdog: extend the lock automatically until `lock.release()`, as long as this client is open and can
                 reach the leader.
-            on_disconnect: `"release"`: the server releases the lock when the session of this client ends, that is,
-                when the client is closed, or no server has answered it for `session_timeout`. `"keep"`: the lock
+            on_disconnect: with `"release"`, the server releases the lock when the session of this client ends, that is,
+                when the client is closed, or no server has answered it for `session_timeout`. With `"keep"`, the lock
                 stays held until `transaction_timeout`.
             note: text of at most 256 characters that is shown to operators, and in the errors of requests that
                 waited for this lock. Default: the note of the client.
@@ -612,7 +614,7 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock | None:
-        """Lock the resources without waiting; return None if they can't be locked now.
+        """Lock the resources without waiting. Returns None if they can't be locked now.
 
         Arguments and errors are those of `acquire`, except that QueueTimeout is never raised.
         """
@@ -679,7 +681,7 @@ class Client:
 
         Args:
             name: the name of the transaction. It must be unique: requests with one name never block each other, so a
-                constant, or the key of an idempotent operation, isolates nothing. None: a unique name.
+                constant, or the key of an idempotent operation, isolates nothing. Default: a unique name.
             options: `queue_timeout`, `transaction_timeout`, `priority`, `watchdog`, `on_disconnect` and `note` of each lock,
                 as in `acquire`.
 
@@ -708,7 +710,7 @@ class Client:
 
         Args:
             work: an async function. Its argument is the transaction: `lock = await tx.lock("accounts/2")`.
-            name: the name of the transaction, as in `transaction`. None: a unique name.
+            name: the name of the transaction, as in `transaction`. Default: a unique name.
             attempts: how often the work is done at most. Only Deadlock repeats it.
             options: as in `transaction`, for each lock.
 

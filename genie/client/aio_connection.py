@@ -586,7 +586,7 @@ class AsyncConnection:
         return release
 
     def begin_release(self, request: Request) -> Release | None:
-        """Return the release of a lock, which `wait_for_release` must then send; None if the lock has ended."""
+        """Return the release of a lock, or None if the lock has ended. The caller must send it with `wait_for_release`."""
         self.check_open()
         return self.session.requests.release(request, time.monotonic())
 

@@ -39,7 +39,7 @@ Token: TypeAlias = str | Callable[[], str | None]
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """The options of a client; `genie.connect` describes them. Times are in seconds, or are timedeltas."""
+    """The options of a client, which `genie.connect` describes. Times are in seconds, or are timedeltas."""
 
     connect_timeout: float | timedelta = 10.0
     response_timeout: float | timedelta = 1.0

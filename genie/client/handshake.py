@@ -34,7 +34,7 @@ class Phase(Enum):
     HANDSHAKE = auto()
     """The client has sent `hello`."""
     RESUMING = auto()
-    """The client has received `welcome`; the server now sends the state of the session's requests."""
+    """The client has received `welcome`. The server now sends the state of the session's requests."""
     UP = auto()
 
 
@@ -55,7 +55,7 @@ class Handshake:
     def __init__(self, secret: str, session_timeout: float, namespace: str | None, note: str | None) -> None:
         self.phase = Phase.DOWN
         self.connection_number = 0
-        """The number of the current connection; the first connection has number 1."""
+        """The number of the current connection. The first connection has number 1."""
         self.connected_at = 0.0
         """When `hello` was sent on the current connection."""
         self.close_reason = ""
@@ -86,7 +86,7 @@ class Handshake:
 
     @property
     def rejection(self) -> RequestRejected | None:
-        """A copy of the error that ended the client, or with which the servers have rejected it for good; else None."""
+        """A copy of the error that ended the client, or with which all servers have rejected it for good, or None."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
     def use_token(self, token: str | None) -> None:

@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class Lock(LockInfo):
-    """A granted lock; see `genie.Lock`. Any thread may use it."""
+    """A granted lock, as `genie.Lock`. Any thread may use it."""
 
     __slots__ = ("_connection",)
 
@@ -57,14 +57,14 @@ class Lock(LockInfo):
 
     @property
     def held(self) -> bool:
-        """True if the lock is held now, as this client knows it; see `genie.Lock.held`. False in a forked process."""
+        """True if the lock is held now, as `genie.Lock.held`. False in a forked process."""
         return self._request.is_held(time.monotonic()) and not self._connection.forked
 
     @property
     def lost(self) -> LostEvent:
-        """An event that is set when the lock ends without `release`; see `genie.Lock.lost`.
+        """An event that is set when the lock ends without `release`, as `genie.Lock.lost`.
 
-        It has `is_set()` and `wait(timeout)`, as a `threading.Event`.
+        The event has `is_set()` and `wait(timeout)`, as a `threading.Event`.
         """
         return cast("LostEvent", self._request.lost_event)
 
@@ -477,7 +477,7 @@ class Client:
         on_disconnect: OnDisconnect = "keep",
         note: str | None = None,
     ) -> Lock | None:
-        """Lock the resources without waiting; return None if they can't be locked now.
+        """Lock the resources without waiting. Returns None if they can't be locked now.
 
         Arguments and errors are those of `acquire`, except that QueueTimeout is never raised.
         """

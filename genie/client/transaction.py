@@ -128,7 +128,7 @@ class TransactionLocks:
 
     @property
     def fence(self) -> int:
-        """The greatest fencing token of the locks; 0 if nothing was locked yet."""
+        """The greatest fencing token of the locks, or 0 if nothing was locked yet."""
         return max((request.fence for request in self.requests), default=0)
 
     def request(self, resources: Sequence[str], ref: str) -> Request:
@@ -224,5 +224,5 @@ class TransactionInfo:
 
     @property
     def fence(self) -> int:
-        """The greatest fencing token of the locks of this transaction; 0 if nothing was locked yet."""
+        """The greatest fencing token of the locks of this transaction, or 0 if nothing was locked yet."""
         return self._locks.fence

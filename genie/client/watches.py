@@ -65,33 +65,40 @@ class Change(Struct, frozen=True, gc=False):
 class HeldLocks(dict[int, Change]):
     """The reported locks on one resource, by id, which do not conflict with each other.
 
-    A resource may have thousands of shared locks. So a new lock is compared with each of them only if it may conflict with
-    one: not if all have its mode, which is not exclusive, or all are of its transaction.
+    A resource may have thousands of shared locks. So a new lock is not compared with each of them if all have the mode or
+    the transaction of the new lock, and cannot conflict with it.
     """
 
-    __slots__ = ("mode", "transaction")
+    __slots__ = ("common_mode", "common_transaction")
 
     def __init__(self) -> None:
-        self.mode: str | None = None
-        """The mode of all locks. None if they may have several."""
-        self.transaction: str | None = None
-        """The transaction of all locks. None if they may have several, or none."""
+        self.common_mode: str | None = None
+        """The mode of all locks. None if they may have several modes."""
+        self.common_transaction: str | None = None
+        """The transaction of all locks. None if they may have several transactions, or none."""
 
     def add(self, change: Change) -> None:
         """Add a lock that does not conflict with the others."""
         is_first = not self
-        self.mode = change.mode if is_first or change.mode == self.mode else None
-        self.transaction = change.transaction if is_first or change.transaction == self.transaction else None
+        if is_first:
+            self.common_mode, self.common_transaction = change.mode, change.transaction
+        if change.mode != self.common_mode:
+            self.common_mode = None
+        if change.transaction != self.common_transaction:
+            self.common_transaction = None
         self[change.id] = change
 
     def conflicting_with(self, change: Change) -> list[Change]:
-        """Return the locks that conflict with a new one."""
-        if change.mode == self.mode != "exclusive" or change.transaction == self.transaction is not None:
+        """Return the locks that conflict with a new lock."""
+        all_share_mode = change.mode != "exclusive" and change.mode == self.common_mode
+        all_in_its_transaction = change.transaction is not None and change.transaction == self.common_transaction
+        if all_share_mode or all_in_its_transaction:
             return []
-        modes = {other.mode for other in self.values()}  # locks may have ended since: the next call may be shorter
+        # Some locks have ended since, and the others may have more in common: the next call may be shorter.
+        modes = {other.mode for other in self.values()}
         transactions = {other.transaction for other in self.values()}
-        self.mode = modes.pop() if len(modes) == 1 else None
-        self.transaction = transactions.pop() if len(transactions) == 1 else None
+        self.common_mode = modes.pop() if len(modes) == 1 else None
+        self.common_transaction = transactions.pop() if len(transactions) == 1 else None
         return [other for other in self.values() if change.conflicts_with(other)]
 
 
