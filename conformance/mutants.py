@@ -336,9 +336,9 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "an unknown reason is ignored",
         REQUESTS,
-        "        if request is not None:\n            self._on_ended(",
+        "        if request is not None:\n            self._on_ended(request, released)\n        if isinstance(call, Extend):",
         "        if request is not None and released.reason in errors.__doc__ + 'success transaction-timeout disconnected':\n"
-        "            self._on_ended(",
+        "            self._on_ended(request, released)\n        if isinstance(call, Extend):",
         source="15",
     ),
     Mutant(

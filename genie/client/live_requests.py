@@ -95,8 +95,7 @@ class LiveRequests:
         if request.watchdog:
             request.renew_at = since + duration_s / 3
             self.next_timer = min(self.next_timer, request.renew_at)
-        ends_at = request.hold_ends_at
-        self.next_timer = min(self.next_timer, ends_at)
+        self.next_timer = min(self.next_timer, request.expires_at, request.lease.ends_at)
 
     def limit_hold(self, request: Request, extend: Extend) -> None:
         """Expire a held lock earlier on this client's clock if an extension that is being sent shortens the lock.

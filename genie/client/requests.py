@@ -328,20 +328,26 @@ class Requests:
             request.set_chosen(locked.resources)
         remaining_s = request.transaction_timeout if locked.expiresIn is None else locked.expiresIn / 1000
         if request.state is WAITING:
-            # `locked` may be late, for example from a server that was paused. But the server granted the lock, or computed
-            # `expiresIn`, after it had received the `hello` of this connection and the request.
-            since = max(handshake.connected_at, request.first_sent_at or 0.0)
-            remains_long_enough = since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING_SHARE
-            if request.bound_to_session:
-                self.lease.renew(since)
-                lease_remaining_s = self.lease.ends_at - now
-                remains_long_enough &= lease_remaining_s >= self.lease.timeout_s * MIN_LEASE_SHARE
-            if remains_long_enough:
-                self._hold(request, since, remaining_s)
-            elif handshake.phase is UP:
-                self._renew(request, now)
+            self._on_granted(request, remaining_s, now)
         elif request.state is HELD and locked.expiresIn is not None and handshake.phase is not UP:
             self.live.start_hold(request, handshake.connected_at, remaining_s)  # the resumption confirms the lock
+
+    def _on_granted(self, request: Request, remaining_s: float, now: float) -> None:
+        """Hold the lock of a waiting request that was granted, or extend it if too little of its timeout or lease remains.
+
+        The server has granted the lock, or computed `remaining_s`, after it had received the `hello` of this connection and
+        the request. So the remaining time counts from then: `locked` may be late, for example from a server that was paused.
+        """
+        since = max(self._handshake.connected_at, request.first_sent_at or 0.0)
+        remains_long_enough = since + remaining_s - now >= request.transaction_timeout * MIN_REMAINING_SHARE
+        if request.bound_to_session:
+            self.lease.renew(since)
+            lease_remaining_s = self.lease.ends_at - now
+            remains_long_enough &= lease_remaining_s >= self.lease.timeout_s * MIN_LEASE_SHARE
+        if remains_long_enough:
+            self._hold(request, since, remaining_s)
+        elif self._handshake.phase is UP:  # otherwise the lock is extended at the end of the resumption
+            self._renew(request, now)
 
     def _release_unknown(self, id: int, now: float) -> None:
         """Release a lock that this client has not requested. Close the connection if too many releases are not answered.
@@ -378,26 +384,29 @@ class Requests:
         The message has the `ref` of the request, or of the release or extension by id that it answers. Completes the request,
         and the release or extension, if a caller waits for them.
         """
-        outcomes = self._calls.outcomes
-        # The release or extension by id that the message answers. If there is none, the `ref` is that of the request.
-        call = self._calls.pending.pop(released.ref, None) if released.ref is not None else None
+        call = self._calls.pending.pop(released.ref or "", None)
+        if isinstance(call, Release):
+            self._on_release_answered(call, released)
+            return
         request = self.find(released.ref) if call is None else self.live.by_id.get(released.id)
         if request is not None:
             self._on_ended(request, released)
-            if request.release is not None and not request.release.id:  # a release by `ref` has no other reply
-                outcomes.append(Outcome(request.release, result=released.reason))
-        elif isinstance(call, Release) and call.request is not None:
-            self._on_ended(call.request, released)
-        if isinstance(call, Release):
-            outcomes.append(Outcome(call, result=released.reason))
-            if request is None and call.request is None and released.reason == errors.SUCCESS:
-                self._resend_waiting()  # this client knows no request with this id, but it may be one that waits
-            call.request = None  # else only the garbage collector can free the two objects, which refer to each other
-        elif isinstance(call, Extend):  # the lock had ended before the extension
+        if isinstance(call, Extend):  # the lock had ended before the extension
             error = None if call.request is None else call.request.error
-            outcomes.append(Outcome(call, error=errors.copy_lock_lost(error or errors.lock_ended(released))))
+            error = errors.copy_lock_lost(error or errors.lock_ended(released))
+            self._calls.outcomes.append(Outcome(call, error=error))
         elif call is not None:  # a defective server answers another command: its caller still waits
             self._calls.pending[call.ref] = call
+
+    def _on_release_answered(self, release: Release, released: messages.Released.Payload) -> None:
+        """Handle the reply to a release by id: the request with this id has ended."""
+        request = self.live.by_id.get(released.id) or release.request
+        if request is not None:
+            self._on_ended(request, released)
+        self._calls.outcomes.append(Outcome(release, result=released.reason))
+        if request is None and released.reason == errors.SUCCESS:
+            self._resend_waiting()
+        release.request = None  # else only the garbage collector can free the two objects, which refer to each other
 
     def _resend_waiting(self) -> None:
         """Send all waiting requests again, because the request that was just released by its id may be one of them.
@@ -410,7 +419,7 @@ class Requests:
                 self._calls.unsent_lines.append(request.line)
 
     def _on_ended(self, request: Request, released: messages.Released.Payload) -> None:
-        """Handle the end of a request by the server: a waiting request fails, a held lock is lost."""
+        """Handle the end of a request: a waiting request fails, a held lock is lost, and a release by `ref` is completed."""
         state = request.state
         self._end(request)
         if state is WAITING:
@@ -422,6 +431,8 @@ class Requests:
         lost_before_release = request.fence and released.reason != errors.SUCCESS and request.error is None
         if state is HELD or lost_before_release:
             self._lose(request, errors.lock_lost(released))
+        if request.release is not None and not request.release.id:  # a release by `ref` has no other reply
+            self._calls.outcomes.append(Outcome(request.release, result=released.reason))
 
     def on_extended(self, extended: messages.Extended.Payload, now: float) -> None:
         """Handle `extended`: restart the expiry timer of the lock.
@@ -434,22 +445,26 @@ class Requests:
         if call is None:
             return
         self.lease.renew(call.sent_at)
-        request = call.request
-        if request is not None and request.state is WAITING:
+        if call.request is not None:
+            self._on_own_lock_extended(call.request, call, now)
+        self._calls.outcomes.append(Outcome(call))
+
+    def _on_own_lock_extended(self, request: Request, call: Extend, now: float) -> None:
+        """Apply an answered extension to the lock of this client, by the state of its request."""
+        if request.state is WAITING:
             if now < min(call.sent_at + call.transaction_timeout, request.lease.ends_at):
                 self._hold(request, call.sent_at, call.transaction_timeout)
             else:  # the answer was late, too
                 self._renew(request, now)
-        elif request is not None and request.state is HELD:
+        elif request.state is HELD:
             request.transaction_timeout = call.transaction_timeout
             self.live.start_hold(request, call.sent_at)
             if request.last_extension in self._calls.pending:
                 for later in self._calls.pending.values():
                     if isinstance(later, Extend) and later.request is request:
                         self.live.limit_hold(request, later)
-        elif request is not None and request.error is not None:  # this client has lost the lock before the reply
+        elif request.error is not None:  # this client has lost the lock before the reply
             self._calls.send(Release(request.id), now)
-        self._calls.outcomes.append(Outcome(call))
 
     # -- error replies --------------------------------------------------------------------------------------
 

@@ -257,7 +257,7 @@ MUTANTS = [
     Mutant(
         "the client counts the timeout of a lock from the arrival of the grant",
         "client/requests.py",
-        "since = max(handshake.connected_at, request.first_sent_at or 0.0)",
+        "since = max(self._handshake.connected_at, request.first_sent_at or 0.0)",
         "since = now",
         first=FIRST_BELIEF_SEED,
     ),
