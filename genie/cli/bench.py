@@ -7,7 +7,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from genie import build
 from genie.bench.generator import WORKLOADS, WorkloadParameters
 from genie.bench.histogram import Histogram
-from genie.bench.profiles import BUILT_IN, PhaseResult, load, run_phase
+from genie.bench.profiles import BUILT_IN, Phase, PhaseResult, load, run_phase
 from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
 from genie.cli.inspect import INDENT
@@ -401,22 +401,8 @@ def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
         raise InvalidArgument(str(error)) from None
     results: list[PhaseResult] = []
     interrupted = False
-
-    def connect() -> aio.Client:
-        return aio.connect(
-            server.host,
-            server.port,
-            namespace=server.namespace,
-            connect_timeout=server.timeout_s,
-            response_timeout=server.timeout_s,
-        )
-
-    async def run_phases() -> None:
-        for phase in phases:
-            results.append(await run_phase(phase, connect))  # noqa: PERF401 - after an interrupt, the results so far are shown
-
     try:
-        run_on_uvloop(run_phases())
+        run_on_uvloop(_run_phases(phases, server, results))
     except KeyboardInterrupt:
         interrupted = True
     if as_json:
@@ -430,6 +416,22 @@ def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
     errors = [f"{result.phase.name}: {_format_errors(result.errors)}" for result in results if result.errors]
     if errors:
         raise click.ClickException(f"errors occurred: {'; '.join(errors)}")
+
+
+async def _run_phases(phases: Iterable[Phase], server: QueriedServer, results: list[PhaseResult]) -> None:
+    """Run the phases of a profile in order. Appends each result to `results`, which has them also after an interrupt."""
+
+    def connect() -> aio.Client:
+        return aio.connect(
+            server.host,
+            server.port,
+            namespace=server.namespace,
+            connect_timeout=server.timeout_s,
+            response_timeout=server.timeout_s,
+        )
+
+    for phase in phases:
+        results.append(await run_phase(phase, connect))  # noqa: PERF401 - see the docstring
 
 
 def _phase_row(result: PhaseResult) -> list[str]:

@@ -212,7 +212,7 @@ def wrap_table(
     cells = [[printable(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
     if columns is not None:
-        excess = _table_width(widths, range(len(widths))) - columns
+        excess = _table_width(widths) - columns
         _narrow(widths, excess, headers, wrapped)
     blocks = []
     for row in cells:
@@ -253,10 +253,6 @@ class Column:
     preferred_width: int = 0
     """Other columns are dropped before this column shrinks below its preferred width."""
 
-    def narrowest(self, full_width: int) -> int:
-        """Return the width to which the column can shrink. `full_width` is the width of its widest text."""
-        return min(full_width, max(self.min_width, width(self.header))) if self.min_width else full_width
-
 
 def fit_table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], max_width: int, *, wraps: bool = False
@@ -268,57 +264,69 @@ def fit_table(
     `wraps` it continues in further lines.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
-    headers = [column.header for column in columns]
-    full_widths = [max(map(width, texts)) for texts in zip(headers, *cells, strict=True)]
-    min_widths = [column.narrowest(full) for column, full in zip(columns, full_widths, strict=True)]
-    preferred_widths = [
-        max(minimum, min(full, column.preferred_width))
-        for column, minimum, full in zip(columns, min_widths, full_widths, strict=True)
-    ]
-    shown = list(range(len(columns)))
-    if _table_width(full_widths, shown) > max_width:
-        shown = [i for i in shown if not columns[i].rank or any(row[i] for row in cells)]
-    while _table_width(preferred_widths, shown) > max_width and any(columns[i].rank for i in shown):
-        shown.remove(max(shown, key=lambda i: columns[i].rank))
-    widths = _grow(columns, shown, min_widths, targets=preferred_widths, max_width=max_width)
-    widths = _grow(columns, shown, widths, targets=full_widths, max_width=max_width)
-    fitted: list[Sequence[str]] = []
-    for row in cells:
+    shown = [_FittedColumn(column, [row[index] for row in cells]) for index, column in enumerate(columns)]
+    if _table_width([fitted.full_width for fitted in shown]) > max_width:
+        shown = [fitted for fitted in shown if fitted.rank == 0 or any(fitted.texts)]
+    while _table_width([fitted.preferred_width for fitted in shown]) > max_width:
+        least_important = max(shown, key=lambda fitted: fitted.rank)
+        if least_important.rank == 0:
+            break
+        shown.remove(least_important)
+    _grow(shown, [fitted.preferred_width for fitted in shown], max_width)
+    _grow(shown, [fitted.full_width for fitted in shown], max_width)
+    fitted_rows: list[Sequence[str]] = []
+    for texts in zip(*(fitted.texts for fitted in shown), strict=True):
         if wraps:
-            fitted += zip_longest(*(wrap_words(row[i], widths[i]) for i in shown), fillvalue="")
+            cell_lines = [wrap_words(text, fitted.width) for text, fitted in zip(texts, shown, strict=True)]
+            fitted_rows += zip_longest(*cell_lines, fillvalue="")
         else:
-            fitted.append([shorten(row[i], widths[i]) for i in shown])
+            fitted_rows.append([shorten(text, fitted.width) for text, fitted in zip(texts, shown, strict=True)])
     lines = table(
-        [columns[i].header for i in shown],
-        fitted,
-        right_aligned=[position for position, i in enumerate(shown) if columns[i].right_aligned],
+        [fitted.column.header for fitted in shown],
+        fitted_rows,
+        right_aligned=[index for index, fitted in enumerate(shown) if fitted.column.right_aligned],
     )
     return [clip(line, max_width) for line in lines]
 
 
-def _grow(
-    columns: Sequence[Column], shown: Sequence[int], widths: Sequence[int], targets: Sequence[int], max_width: int
-) -> list[int]:
-    """Return widths that are increased up to their targets, as far as the table is at most `max_width` wide.
+class _FittedColumn:
+    """A column of `fit_table` with its escaped texts, and the width that it gets."""
 
-    `shown` contains the indexes of the columns in the table. Columns of lower rank grow first, columns of equal rank
-    evenly.
+    def __init__(self, column: Column, texts: Sequence[str]) -> None:
+        self.column = column
+        self.rank = column.rank
+        self.texts = texts
+        self.full_width = max(map(width, (column.header, *texts)))
+        """The width of the widest text."""
+        self.width = self.full_width
+        """The width of the column: at first the narrowest one, until the column grows."""
+        if column.min_width:
+            self.width = min(self.full_width, max(column.min_width, width(column.header)))
+        self.preferred_width = max(self.width, min(self.full_width, column.preferred_width))
+
+
+def _grow(shown: Sequence[_FittedColumn], target_widths: Sequence[int], max_width: int) -> None:
+    """Widen columns up to their target widths, as far as the table is at most `max_width` wide.
+
+    Columns of lower rank grow first, columns of equal rank evenly.
     """
-    grown = list(widths)
-    spare = max_width - _table_width(grown, shown)
-    for rank in sorted({columns[i].rank for i in shown}):
-        growing = [i for i in shown if columns[i].rank == rank and grown[i] < targets[i]]
+    spare = max_width - _table_width([fitted.width for fitted in shown])
+    for rank in sorted({fitted.rank for fitted in shown}):
+        growing = [
+            (fitted, target)
+            for fitted, target in zip(shown, target_widths, strict=True)
+            if fitted.rank == rank and fitted.width < target
+        ]
         while spare > 0 and growing:
-            for i in growing[:spare]:
-                grown[i] += 1
+            for fitted, _ in growing[:spare]:
+                fitted.width += 1
                 spare -= 1
-            growing = [i for i in growing if grown[i] < targets[i]]
-    return grown
+            growing = [(fitted, target) for fitted, target in growing if fitted.width < target]
 
 
-def _table_width(widths: Sequence[int], shown: Sequence[int]) -> int:
-    """Return the width of a table of the columns with the indexes `shown`, including the gaps."""
-    return sum(widths[i] for i in shown) + len(GAP) * (len(shown) - 1)
+def _table_width(widths: Sequence[int]) -> int:
+    """Return the width of a table with columns of these widths, including the gaps."""
+    return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def wrap_items(items: Sequence[str], max_width: int) -> list[str]:

@@ -315,7 +315,8 @@ def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
     interrupted = False
 
     async def cancel_on_interrupt() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
 
         def on_interrupt(signum: int, frame: FrameType | None) -> None:
             """Cancel the task at the first signal. Raise KeyboardInterrupt at the second one."""

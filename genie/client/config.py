@@ -93,14 +93,7 @@ def parse_addresses(
     texts = [text.strip() for text in texts if text.strip()]
     if not texts:
         raise ValueError(f"host must contain at least one server address, not {host!r}")
-    for text in texts:
-        if (text.startswith(PLAIN_PREFIX) and ssl) or (text.startswith(TLS_PREFIX) and ssl is False):
-            raise ValueError(f"{text}: the prefix contradicts ssl={ssl!r}")
-    tls: SSLContext | Literal[True] | None = None
-    if isinstance(ssl, SSLContext):
-        tls = ssl
-    elif ssl or any(text.startswith(TLS_PREFIX) for text in texts):
-        tls = True
+    tls = _select_tls(texts, ssl)
     addresses = [_parse_prefixed(text, tls) for text in texts]
     for address in addresses:
         address.context()  # raises an error if a file is invalid
@@ -109,6 +102,20 @@ def parse_addresses(
         return addresses
     default_port = default_port or _environment_port()
     return [address if address.port else address._replace(port=default_port) for address in addresses]
+
+
+def _select_tls(addresses: list[str], ssl: bool | SSLContext | None) -> SSLContext | Literal[True] | None:
+    """Return the TLS context of all addresses without the prefix `genie://`, as in `Address.tls`.
+
+    Raises ValueError if `ssl` contradicts the prefix of an address.
+    """
+    for address in addresses:
+        if (address.startswith(PLAIN_PREFIX) and ssl) or (address.startswith(TLS_PREFIX) and ssl is False):
+            raise ValueError(f"{address}: the prefix contradicts ssl={ssl!r}")
+    if isinstance(ssl, SSLContext):
+        return ssl
+    has_tls_prefix = any(address.startswith(TLS_PREFIX) for address in addresses)
+    return True if ssl or has_tls_prefix else None
 
 
 def _environment_port() -> int:
