@@ -261,8 +261,10 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
 def _void_positions(table: LockTable, subtree: str, queue: WaitQueue, affected: dict[str, None]) -> int:
     """Remove from the queue of a subtree the waiters that a rearrangement has moved in this queue. Return their number.
 
-    Their position in this queue becomes the original one.
+    Their position in this queue becomes the original one. That may be the position at which a search for pending grants was to
+    continue, after a waiter that has moved and then left.
     """
+    table.restart_pending_grants([subtree])
     moved = [*queue.moved.values()]
     for waiter in moved:
         queue.remove(waiter.entry(subtree), waiter.queue_mode(subtree))

@@ -33,6 +33,7 @@ from genie.core import manager as manager_module
 from genie.core.deadlock import GRANTS_PER_WAITER, WAITERS_PER_STEP, waiting_owners_below
 from genie.core.model import HELD, Details, details_of
 from genie.core.special import MAX_EXAMPLES, Subtree
+from genie.lock_modes import S
 from genie.server.sessions import Session
 from simulator.invariants import check
 from unit.core.lock_theory import reduce
@@ -498,6 +499,36 @@ def test_few_waiters_have_moved_in_the_queue_of_a_subtree(monkeypatch: pytest.Mo
     events = manager.step(Release(subtree.id), 0)
     assert {type(event) for event in events} >= {Moved}
     assert not any(each.moved for each in manager.table.waiting.values())
+    check(manager)
+
+
+def test_a_search_for_pending_grants_begins_again_if_waiters_return_to_their_original_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two requests would have the position at which it was to continue: a waiter, and one that has left."""
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 1)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 2)
+    manager = LockManager()
+    step(
+        manager, "other", *(f"a/0/{number}" for number in range(10)), transaction="T"
+    )  # so that the waiters still wait
+    subtree = step(manager, "a/**", transaction="T")
+    assert move_waiters(manager, 0, 10)
+    for _ in range(10):
+        step(manager, "a/0/0")
+    queue = manager.table.subtrees["a/**"].wait_queue
+    assert queue is not None
+    original = {each.queue_entry[:2] for each in queue.moved.values() if each.queue_entry is not None}
+    left = next(each for each in queue.moved.values() if each.entry("a/**")[:2] in original)
+    position = left.entry("a/**")
+    manager.step(Release(left.id), 0)
+    manager.table.add_pending_grants([("a/**", S, position)])
+    manager.step(Release(subtree.id), 0)
+    assert manager.table.closing
+    step(manager, shared=("a/**", "other"))  # before all waiters have left its queue
+    assert not manager.table.closing
+    while manager.pending_grants:
+        manager.step(Continue(), 0)
     check(manager)
 
 
