@@ -16,9 +16,14 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from opentelemetry import metrics, trace
-from opentelemetry.metrics import MeterProvider
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TracerProvider
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TracerProvider
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "genie.otel needs the package opentelemetry-api: pip install 'genie-lock[otel]'", name=error.name
+    ) from None
 
 from genie import errors
 from genie.client import aio, commands, sync

@@ -29,7 +29,7 @@ class WithoutExtras(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, WithoutExtras())
 """
 
-MODULES = {"prometheus-client": "prometheus_client"}
+MODULES = {"prometheus-client": "prometheus_client", "opentelemetry-api": "opentelemetry"}
 """The module of each package whose name differs."""
 
 
@@ -42,7 +42,7 @@ def packages(requirements: list[str]) -> set[str]:
 def without_extras(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program that can import only what a client requires."""
     extras = PROJECT["optional-dependencies"]
-    blocked = packages([requirement for name in ("server", "sql") for requirement in extras[name]])
+    blocked = packages([requirement for name in ("server", "sql", "otel") for requirement in extras[name]])
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_EXTRAS.format(packages=blocked) + program, *arguments],
         capture_output=True,
@@ -94,6 +94,13 @@ def test_the_tools_for_tests_name_their_extra() -> None:
     done = without_extras("import genie.testing")
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: genie.testing needs the packages of a server: pip install 'genie-lock[testing]'"
+    )
+
+
+def test_tracing_names_its_extra() -> None:
+    done = without_extras("import genie.otel")
+    assert done.stderr.splitlines()[-1] == (
+        "ModuleNotFoundError: genie.otel needs the package opentelemetry-api: pip install 'genie-lock[otel]'"
     )
 
 

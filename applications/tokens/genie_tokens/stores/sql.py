@@ -20,7 +20,8 @@ from genie_tokens.stores.schema import TOKENS, UNSPENT
 from genie_tokens.stores.sqlite import Sqlite
 from genie_tokens.token import Token
 
-_BACKENDS = {"sqlite+aiosqlite": Sqlite, "postgresql+asyncpg": Postgres}
+_BACKENDS = {"sqlite+aiosqlite": (Sqlite, "sqlite"), "postgresql+asyncpg": (Postgres, "postgres")}
+"""The backend of each dialect and driver, and the extra that installs the driver."""
 
 _T = TypeVar("_T")
 
@@ -37,10 +38,16 @@ class SqlTokenStore:
 
     def __init__(self, url: str) -> None:
         parsed = make_url(url)
-        backend = _BACKENDS.get(parsed.drivername)
-        if backend is None:
+        if parsed.drivername not in _BACKENDS:
             raise ValueError(f"the URL must begin with {' or '.join(_BACKENDS)}, not with {parsed.drivername}")
-        self._backend = backend(parsed)
+        backend, extra = _BACKENDS[parsed.drivername]
+        try:
+            self._backend = backend(parsed)
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{parsed.drivername} needs the package {error.name}: pip install 'genie-tokens[{extra}]'",
+                name=error.name,
+            ) from None
         self._feeds = ChangeFeeds()
         """The change feeds of this process's readers."""
         self.issue_observers = IssueObservers()

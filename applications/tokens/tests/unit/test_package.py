@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import genie
-from genie_tokens import InMemorySelector, MemoryTokenStore, SherdlockSelector
+from genie_tokens import InMemorySelector, MemoryTokenStore, SherdlockSelector, SqlTokenStore
 from support.processes.servers import WAIT_S
 
 
@@ -25,6 +25,20 @@ def test_it_is_loaded_by_name() -> None:
         "    raise AssertionError('it is there')\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("url", "driver", "extra"),
+    [("sqlite+aiosqlite:///a.db", "aiosqlite", "sqlite"), ("postgresql+asyncpg://u@h/d", "asyncpg", "postgres")],
+)
+def test_without_its_driver_a_store_names_the_extra(
+    url: str, driver: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, driver, None)  # as if it were not installed
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"needs the package {driver}: pip install 'genie-tokens\[{extra}\]'"
+    ):
+        SqlTokenStore(url)
 
 
 def test_sherdlock_rejects_a_blocking_client() -> None:
