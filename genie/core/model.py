@@ -58,7 +58,7 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 """
 
 
-MAX_PART_NAMES: Final = 2_000
+MAX_PART_NAMES = 2_000
 """Number of names of one part of very many requests. To load and to recover them takes a few ms."""
 
 

@@ -275,8 +275,11 @@ class Follower:
         The replica stays unloaded if the namespace is empty, or if the log lacks entries. The next checkpoint replaces missing
         entries, so the caller loads again.
         """
-        self._replica.lazy = None  # loading moves the log reader: after an interruption, the replica would not match it
+        # Loading moves the log reader: after an interruption, the old replica would not match it.
+        old, self._replica.lazy = self._replica.lazy, None
         self._report_role()
+        if old is not None:
+            await old.free()
         try:
             state = await load_state(self._keyspace, self._reader, self._log)
         except LogIncomplete as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -13,8 +14,8 @@ from genie.server import dispatcher, pipeline, turns
 from genie.server.turns import IterationTurns
 from genie.storage.redis import replica
 from genie.storage.redis.follower import _apply_state
-from genie.storage.redis.replica import _sort
-from genie.storage.store import Batch, Change, RetainedReply, StoredOrigin
+from genie.storage.redis.replica import LazyReplica, _sort
+from genie.storage.store import Batch, Change, RetainedReply, StateMachine, StoredOrigin
 from simulator.invariants import check
 from support.core.sliced_pipeline import Client, World, tick
 
@@ -29,6 +30,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_RECOVERED_CHANGES", PART)
     monkeypatch.setattr(turns, "ITERATION_S", 0.0)  # one part in each iteration
     monkeypatch.setattr(replica, "MAX_SORTED_IDS", PART)
+    monkeypatch.setattr(replica, "MAX_FREED_REQUESTS", PART)
 
 
 def loaded(
@@ -74,6 +76,21 @@ async def test_a_follower_sorts_many_ids_in_parts() -> None:
         iterations += 1
     assert iterations >= 2 * LOCKS // PART - 2
     assert [*sort.result()] == sorted(ids)
+
+
+async def test_a_follower_frees_a_large_state_in_parts() -> None:
+    state = StateMachine()
+    state.apply(Batch({id_: loaded(id_, f"name/{id_}") for id_ in range(1, LOCKS)}, LOCKS, LOCKS))
+    lazy, kept = LazyReplica(state), weakref.ref(state.manager)
+    del state
+    free = asyncio.create_task(lazy.free())
+    iterations = 0
+    while not free.done():
+        await asyncio.sleep(0)
+        iterations += 1
+    assert iterations >= LOCKS // PART
+    assert kept() is None
+    assert not lazy.state_machine().manager.table.held
 
 
 async def iterate(worlds: list[World], recovery: asyncio.Task[None], other: Client) -> list[int]:
