@@ -88,31 +88,30 @@ class QueriedServer:
 
         Raises GenieError if the connection or the operation fails, and ValueError for an invalid address or token.
         """
+        return run_async(self._connect_and_run(operation))
 
-        async def connect_and_run() -> T:
-            deadline = asyncio.get_running_loop().time() + self.timeout_s
-            options = ClientOptions(
-                connect_timeout=self.timeout_s,
-                response_timeout=self.timeout_s,
-                namespace=self.namespace,
-                waits_for_servers=False,
-            )
-            client = Querier(parse_addresses(self.host, self.port), options)
-            try:
-                async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
-                    # Until it is connected, the client itself limits the time: its error has the replies of the servers.
-                    await stack.enter_async_context(client)
-                    time_limit.reschedule(deadline)
-                    try:
-                        return await operation(client)
-                    except asyncio.CancelledError:
-                        stack.pop_all()  # closing the client would wait for the server, which does not respond
-                        raise
-            except TimeoutError:
-                no_response = f"{self.addresses} did not respond within {self.timeout_s:g} s"
-                raise Unavailable(client.connection_error or no_response) from None
-
-        return run_async(connect_and_run())
+    async def _connect_and_run(self, operation: Callable[[Querier], Awaitable[T]]) -> T:
+        deadline = asyncio.get_running_loop().time() + self.timeout_s
+        options = ClientOptions(
+            connect_timeout=self.timeout_s,
+            response_timeout=self.timeout_s,
+            namespace=self.namespace,
+            waits_for_servers=False,
+        )
+        client = Querier(parse_addresses(self.host, self.port), options)
+        try:
+            async with asyncio.timeout(None) as time_limit, AsyncExitStack() as stack:
+                # Until it is connected, the client itself limits the time: its error has the replies of the servers.
+                await stack.enter_async_context(client)
+                time_limit.reschedule(deadline)
+                try:
+                    return await operation(client)
+                except asyncio.CancelledError:
+                    stack.pop_all()  # closing the client would wait for the server, which does not respond
+                    raise
+        except TimeoutError:
+            no_response = f"{self.addresses} did not respond within {self.timeout_s:g} s"
+            raise Unavailable(client.connection_error or no_response) from None
 
 
 def server_query(command: Command[T]) -> Command[T]:

@@ -40,7 +40,7 @@ from genie.client.transaction import (
     unique_name,
 )
 from genie.client.watches import Change, WatchInfo
-from genie.errors import Code, ConnectionLost, Deadlock, GenieError, LockLost, QueueTimeout, RequestRejected
+from genie.errors import Code, ConnectionLost, Deadlock, GenieError, QueueTimeout, RequestRejected
 from genie.protocol.resources import exclusive
 
 T = TypeVar("T")
@@ -314,10 +314,10 @@ class TransactionContext:
         Raises LockLost if a lock was lost during the block, unless other code has cancelled the task: then CancelledError is
         propagated. An unconfirmed release after a successful block is logged, and retried in the background.
         """
-        is_lost = any(request.error is not None for request in self.locks.requests)
+        lost = self.locks.lost_error()
         self._end_requests()
         cancelled_by_other_code = self._withdraw_cancellation(error)
-        if error is None and not is_lost:
+        if error is None and lost is None:
             held = self.locks.held()
             unconfirmed = await self._connection.release_all(held)
             if unconfirmed is not None:
@@ -327,11 +327,8 @@ class TransactionContext:
         problem = await release_after_error(self._connection, self.locks.held())
         if problem is not None and error is not None:
             error.add_note(f"the locks of {self.locks.name!r} were not released: {problem}")
-        if is_lost and not cancelled_by_other_code:
-            try:
-                self.locks.check_not_lost()
-            except LockLost as lost:
-                raise lost from error
+        if lost is not None and not cancelled_by_other_code:
+            raise lost from error
 
     def _end_requests(self) -> None:
         """Fail the requests for which other tasks wait. From here on, a lost lock does not cancel the task."""

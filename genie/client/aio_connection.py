@@ -260,11 +260,7 @@ class AsyncConnection:
                     ssl=context,
                     server_hostname=address.host if context else None,
                 )
-                async with attempts.turn, asyncio.timeout(None if attempts.is_last else self._servers.hello_timeout_s):
-                    self.session.handshake.final_error = None
-                    self._begin_handshake(handler)
-                    await handler.handshake_done.wait()
-                    rejection = self.session.handshake.final_error
+                rejection = await self._perform_handshake(handler, attempts)
         except (OSError, UnicodeError) as error:  # including TimeoutError
             if handler is self._handler:
                 self._servers.on_silence(address)
@@ -291,6 +287,21 @@ class AsyncConnection:
             return address.context()
         except Exception as error:
             raise OSError(f"no token or certificate for the connection: {error}") from error
+
+    async def _perform_handshake(self, handler: TransportHandler, attempts: Round) -> RequestRejected | None:
+        """Send `hello` in the turn of this attempt, and wait until the handshake has succeeded or failed.
+
+        Returns the error of a server that has rejected the client for good, else None. Raises TimeoutError if the server does
+        not answer and other endpoints remain.
+        """
+        handshake = self.session.handshake
+        async with attempts.turn:
+            time_limit_s = None if attempts.is_last else self._servers.hello_timeout_s
+            async with asyncio.timeout(time_limit_s):
+                handshake.final_error = None
+                self._begin_handshake(handler)
+                await handler.handshake_done.wait()
+                return handshake.final_error
 
     def _begin_handshake(self, handler: TransportHandler) -> None:
         """Send `hello` on a new connection, unless the connection was closed or another attempt has won."""

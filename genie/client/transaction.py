@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from genie.client.commands import OnDisconnect, Request, RequestState, make_request
 from genie.client.errors import copy_lock_lost
+from genie.errors import LockLost
 from genie.lock_modes import UnitCount
 from genie.protocol.resources import EXCLUSIVE, merge, parse_resource, strongest
 
@@ -194,11 +195,18 @@ class TransactionLocks:
         """Return the error of a call that waits for a lock when the block ends, or requests a lock later."""
         return RuntimeError(f"the transaction {self.name!r} has ended: lock resources only within its block")
 
-    def check_not_lost(self) -> None:
-        """Raise LockLost if any lock of the transaction was lost."""
+    def lost_error(self) -> LockLost | None:
+        """Return the error of the first lock of the transaction that was lost, or None."""
         for request in self.requests:
             if request.error is not None:
-                raise copy_lock_lost(request.error)
+                return copy_lock_lost(request.error)
+        return None
+
+    def check_not_lost(self) -> None:
+        """Raise LockLost if any lock of the transaction was lost."""
+        error = self.lost_error()
+        if error is not None:
+            raise error
 
     def waiting(self) -> list[Request]:
         """Return the requests that still wait. At the end of the block, these are requests of other tasks or threads."""
