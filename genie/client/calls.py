@@ -112,10 +112,10 @@ class Calls:
             if deadline > now:
                 break
             if isinstance(call, Release):
-                problem = f"{call.id} could not be released within"
+                problem = f"request {call.id} could not be released"
             else:
-                problem = f"no answer to {type(call).__name__.lower()} within"
-            error = self.no_answer_error(f"{problem} {self.response_timeout:g} s")
+                problem = f"no answer to {type(call).__name__.lower()}"
+            error = self.no_answer_error(f"{problem} within {self.response_timeout:g} s")
             self.outcomes.append(Outcome(call, error=error))
             if call in self.deferred:
                 self.deferred.remove(call)

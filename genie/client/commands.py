@@ -571,7 +571,7 @@ def _encode(command: str, payload: dict[str, Any]) -> bytes:
         # Copy the line: the JSON library allocates 4 KB for each line, and a lock keeps its line while it is held.
         return bytes(memoryview(codec.message(command, payload)))
     except TypeError as error:  # a lone surrogate: valid in a Python string, but not in UTF-8
-        raise ValueError(f"{command}: {error}") from None
+        raise ValueError(f"the command {command} can't be encoded: {error}") from None
 
 
 def check_resource_type(resource: object) -> str:

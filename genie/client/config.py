@@ -111,7 +111,7 @@ def _select_tls(addresses: list[str], ssl: bool | SSLContext | None) -> SSLConte
     """
     for address in addresses:
         if (address.startswith(PLAIN_PREFIX) and ssl) or (address.startswith(TLS_PREFIX) and ssl is False):
-            raise ValueError(f"{address}: the prefix contradicts ssl={ssl!r}")
+            raise ValueError(f"{address}: the prefix contradicts ssl={ssl!r}: leave out one of the two")
     if isinstance(ssl, SSLContext):
         return ssl
     has_tls_prefix = any(address.startswith(TLS_PREFIX) for address in addresses)

@@ -83,7 +83,8 @@ def session_expired(id: int) -> Disconnected:
 def session_taken_over(id: int) -> Disconnected:
     """Return the error for a lock of a session that another process uses."""
     return Disconnected(
-        f"lock {id} is lost: two processes use the same session=…, and its session was taken over", id=id
+        f"lock {id} is lost: another process with the same session=… took over the session; give each process its own",
+        id=id,
     )
 
 

@@ -41,7 +41,10 @@ def test_the_third_takeover_in_a_row_fails_calls_and_locks():
     errors = take_over(session)
     assert sorted(type(error).__name__ for error in errors) == ["ConnectionLost", "Disconnected", "RequestRejected"]
     [lost] = [error for error in errors if isinstance(error, Disconnected)]
-    assert str(lost) == "lock 101 is lost: two processes use the same session=…, and its session was taken over"
+    assert (
+        str(lost)
+        == "lock 101 is lost: another process with the same session=… took over the session; give each process its own"
+    )
     assert any(isinstance(error, ConnectionLost) for error in errors)
     assert session.handshake.has_ended
     assert lock.state is waiting.state is RequestState.ENDED
