@@ -31,7 +31,8 @@ MAX_SHOWN_PREFIXES = 10
 """Number of prefixes that an error message lists."""
 
 MAX_LINEAR_PREFIXES = 16
-"""A name is compared with each of this number of prefixes. Among more prefixes, a binary search finds the one that can match."""
+"""A name is compared with each of this number of prefixes. Among more prefixes, a binary search finds the one that can
+match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Principal:
     """The client may lock resources whose names begin with one of these texts. None if it may lock any resource."""
     permissions: frozenset[str] = DEFAULT_PERMISSIONS
     _sorted_prefixes: list[str] = field(init=False, repr=False, compare=False)
-    """The prefixes in ascending order, for a binary search. A prefix that begins with another prefix is omitted. Empty if there
-    are at most `MAX_LINEAR_PREFIXES`."""
+    """The prefixes in ascending order, for a binary search. A prefix that begins with another prefix is omitted. Empty
+    if there are at most `MAX_LINEAR_PREFIXES`."""
 
     def __post_init__(self) -> None:
         """Prepare the binary search among many prefixes."""
@@ -71,8 +72,8 @@ class Principal:
             return None
         for name in names:
             if sorted_prefixes:
-                # Only the last prefix that is not after `name` can match: a prefix between a match and `name` would begin with
-                # the match, and such prefixes are omitted.
+                # Only the last prefix that is not after `name` can match: a prefix between a match and `name` would
+                # begin with the match, and such prefixes are omitted.
                 index = max(0, bisect_right(sorted_prefixes, name) - 1)
                 is_allowed = name.startswith(sorted_prefixes[index])
             else:
@@ -231,10 +232,12 @@ def _parse_credentials(text: str, *, certificates_required: bool) -> Parts[list[
 
 
 def _parse_sections(text: str) -> Parts[dict[str, Any]]:
-    """Parse a TOML text with sections, `SECTIONS_PER_PART` in a part. Raises TOMLDecodeError or RecursionError if it is invalid.
+    """Parse a TOML text with sections, `SECTIONS_PER_PART` in a part.
 
-    The text is cut before lines that look like the start of a section. Such a line may also be in a string or a list, or may
-    continue an earlier section. Then a piece is not valid by itself, and the whole text is parsed at once.
+    Raises TOMLDecodeError or RecursionError if it is invalid.
+
+    The text is cut before lines that look like the start of a section. Such a line may also be in a string or a list,
+    or may continue an earlier section. Then a piece is not valid by itself, and the whole text is parsed at once.
     """
     section_starts = [match.start() for match in _SECTION.finditer(text)]
     cuts = [0, *section_starts[SECTIONS_PER_PART::SECTIONS_PER_PART], len(text)]
@@ -353,8 +356,8 @@ class AccessControl:
     def load(cls, token: str | None, token_file: str | None, *, certificates_required: bool = False) -> AccessControl:
         """Create the access control from the server's settings: one token for all clients, or the path of a token file.
 
-        If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token file
-        is invalid. The message names the file and the section.
+        If neither is given, clients need no token. Raises ValueError if both are given, or if the token or the token
+        file is invalid. The message names the file and the section.
         """
         return _do_all_parts(cls.load_in_parts(token, token_file, certificates_required=certificates_required))
 
@@ -407,8 +410,8 @@ class AccessControl:
     def by_certificate(self, name: str) -> Principal | None:
         """Return the principal that a verified certificate names, or None if this principal has a token.
 
-        `name` is the result of `genie.tls.certificate_name`. A principal with a token authenticates only by the token. A
-        principal without a section in the token file gets the default permissions.
+        `name` is the result of `genie.tls.certificate_name`. A principal with a token authenticates only by the token.
+        A principal without a section in the token file gets the default permissions.
         """
         if name in self._names_with_token:
             return None

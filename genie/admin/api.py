@@ -68,7 +68,9 @@ def check_parameters(request: web.Request) -> None:
 
 
 def read_limit(request: web.Request) -> int:
-    """Return the value of `?limit=`, or the default of the path if the parameter is missing. The path must be in `LIMITS`.
+    """Return the value of `?limit=`, or the default of the path if the parameter is missing.
+
+    The path must be in `LIMITS`.
 
     Raises ApiError 400 if the limit is invalid, or if the request has unknown parameters.
     """
@@ -416,8 +418,8 @@ class Api:
     async def _send(self, request: web.Request, body: Body) -> web.StreamResponse:
         """Send an encoded response with status 200 in chunks, between which the event loop serves other clients.
 
-        A client that does not read the response within `SEND_TIMEOUT_S` is disconnected. Raises ApiError 503 if too many bytes
-        are being sent already.
+        A client that does not read the response within `SEND_TIMEOUT_S` is disconnected. Raises ApiError 503 if too
+        many bytes are being sent already.
         """
         if len(body) == 1:
             (only_chunk,) = body

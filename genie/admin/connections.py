@@ -1,12 +1,13 @@
 """The connections of the admin port: accepting them, their TLS handshakes, their number and their time limits.
 
-A connection is *pending* until its first request is complete, with its body. Then it is *established*. The number of each kind
-is limited. If there are too many pending connections, a new one replaces the oldest of the address that has the most. So
-clients that send nothing, or send slowly, do not use up the open files of the server. They do not keep out a health check
-either, even from their own address: it sends its request at once, before `MAX_PENDING` further connections arrive.
+A connection is *pending* until its first request is complete, with its body. Then it is *established*. The number of
+each kind is limited. If there are too many pending connections, a new one replaces the oldest of the address that has
+the most. So clients that send nothing, or send slowly, do not use up the open files of the server. They do not keep out
+a health check either, even from their own address: it sends its request at once, before `MAX_PENDING` further
+connections arrive.
 
-Each iteration of the event loop parses a limited part of the input. It takes a microsecond to parse two or three bytes of a
-chunked body, which a client can send without authentication.
+Each iteration of the event loop parses a limited part of the input. It takes a microsecond to parse two or three bytes
+of a chunked body, which a client can send without authentication.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ MAX_PENDING: Final = 448
 MAX_CONNECTIONS: Final = 64
 """Maximum number of established connections. A browser opens up to six connections, Prometheus one or two."""
 BACKLOG: Final = 1024
-"""Number of connections that the kernel keeps until the server accepts them. If more arrive at once, a client repeats its attempt
-to connect after a second, which is as long as a health check of Kubernetes waits."""
+"""Number of connections that the kernel keeps until the server accepts them. If more arrive at once, a client repeats
+its attempt to connect after a second, which is as long as a health check of Kubernetes waits."""
 ACCEPTS_PER_ITERATION: Final = 16
-"""Maximum number of connections that an iteration of the event loop accepts from a listening socket. Limited, because the
-server executes no commands meanwhile."""
+"""Maximum number of connections that an iteration of the event loop accepts from a listening socket. Limited, because
+the server executes no commands meanwhile."""
 FIRST_REQUEST_TIMEOUT_S: Final = 5.0
 """Maximum time until the first request of a connection is complete, with its TLS handshake."""
 IDLE_TIMEOUT_S: Final = 30.0
@@ -46,8 +47,8 @@ TLS_SHUTDOWN_TIMEOUT_S: Final = 5.0
 ACCEPT_RETRY_S: Final = 0.5
 """Pause after `accept` failed, usually because file descriptors or memory are exhausted."""
 MAX_UNPARSED_BYTES: Final = 64 << 10
-"""Maximum size of the input of a connection that waits to be parsed. A connection with more input is closed, because no request
-is as long."""
+"""Maximum size of the input of a connection that waits to be parsed. A connection with more input is closed, because no
+request is as long."""
 PART_BYTES: Final = 4 << 10
 """Size of the part of the input of a connection that is parsed at a time."""
 PARSED_BYTES: Final = 12 << 10
@@ -67,7 +68,8 @@ class InputTurns:
 
     def __init__(self) -> None:
         self._new: deque[ParsePart] = deque()
-        """Connections of whose input no part was parsed. They precede the others, so a health check does not wait for long input."""
+        """Connections of whose input no part was parsed. They precede the others, so a health check does not wait for
+        long input."""
         self._begun: deque[ParsePart] = deque()
         """Connections with further input after a part was parsed."""
 
@@ -164,8 +166,8 @@ class _Pool:
 class AdminConnections:
     """Accepts connections, limits their number, and closes connections that take too long.
 
-    `tls` is the TLS context, or None for plain HTTP. `make_protocol` returns the protocol of a connection. The protocol calls
-    `opened` when the connection is set up, and `discard` when it is closed.
+    `tls` is the TLS context, or None for plain HTTP. `make_protocol` returns the protocol of a connection. The protocol
+    calls `opened` when the connection is set up, and `discard` when it is closed.
     """
 
     def __init__(self, tls: ssl.SSLContext | None, make_protocol: Callable[[Admitted], asyncio.Protocol]) -> None:
@@ -279,7 +281,9 @@ class AdminConnections:
         return False
 
     def begin_request(self, connection: Admitted) -> bool:
-        """Mark a connection as busy, because its request is complete. Return False if too many connections are established.
+        """Mark a connection as busy, because its request is complete.
+
+        Return False if too many connections are established.
 
         In that case the connection stays pending, and must be closed after the response.
         """

@@ -98,7 +98,8 @@ class MetricsEndpoint:
         """
         blocks: list[bytes] = []
         previous_name = ""
-        # A metric of several namespaces consists of several consecutive parts with the same name, one for each namespace.
+        # A metric of several namespaces consists of several consecutive parts with the same name, one for each
+        # namespace.
         for part in self._metrics.parts():
             block = write(_SingleMetric(part)).removesuffix(OPENMETRICS_EOF)
             is_continued = part.name == previous_name
@@ -131,7 +132,10 @@ CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"
 
 
 class PageFiles:
-    """Serves the files of the folder `page` at `/NAME`, and `index.html` at `/`. The files are read once, at the start."""
+    """Serves the files of the folder `page` at `/NAME`, and `index.html` at `/`.
+
+    The files are read once, at the start.
+    """
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[str, bytes]] = {}

@@ -54,7 +54,10 @@ class HistorySearches:
 
 
 async def _search(directory: Path, query: Query) -> Result:
-    """Search in another process, which is killed if the caller is cancelled. Raises ApiError like `HistorySearches.find`."""
+    """Search in another process, which is killed if the caller is cancelled.
+
+    Raises ApiError like `HistorySearches.find`.
+    """
     command = [sys.executable, "-m", "genie.history.search", str(directory)]
     try:
         process = await run_process(command, msgspec.json.encode(query), timeout_s=TIMEOUT_S, errors=subprocess.PIPE)

@@ -1,8 +1,8 @@
 """The HTTP server of the admin port.
 
-The HTTP server runs in the event loop that serves the locks, so its load must stay small. `genie.admin.connections` accepts
-the connections and limits their number. The class of a connection extends the request handler of aiohttp 3, whose interface
-is partly internal.
+The HTTP server runs in the event loop that serves the locks, so its load must stay small. `genie.admin.connections`
+accepts the connections and limits their number. The class of a connection extends the request handler of aiohttp 3,
+whose interface is partly internal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The request, response and error types of the API. The OpenAPI document is generated from these types.
 
-A field that also exists in the wire format has the same name. Durations are in ms. The fields `since` and `at` are Unix times
-in ms.
+A field that also exists in the wire format has the same name. Durations are in ms. The fields `since` and `at` are Unix
+times in ms.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class QueueSummary(ApiModel):
     resource: str
     waiting: int
     holders: int
-    """Number of requests that hold the resource or a subtree that contains it. For a subtree, the locks held below it count, too."""
+    """Number of requests that hold the resource or a subtree that contains it. For a subtree, the locks held below it
+    count, too."""
     since: int
     """When the oldest waiting request was queued."""
     holder: int | None
@@ -71,8 +72,8 @@ class Namespace(ApiModel):
 
     namespace: str
     role: str
-    """`starting` (the store has not answered yet), `waiting` (no leader is known), `follower`, `unavailable` (the store cannot
-    be used), `leader` or `stopping`."""
+    """`starting` (the store has not answered yet), `waiting` (no leader is known), `follower`, `unavailable` (the store
+    cannot be used), `leader` or `stopping`."""
     leader: str | None
     """Address of the leading server, if this server is a follower and knows the leader."""
 
@@ -105,8 +106,8 @@ class State(ApiModel):
     store_errors: int
     """How often the store failed, or exceeded the store timeout, since the start."""
     locks_age: int | None
-    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until it knows the next leader.
-    None on other servers, whose numbers of locks are 0."""
+    """Age (ms) of the numbers of locks: 0 on the leader. A former leader reports its last locks until it knows the next
+    leader. None on other servers, whose numbers of locks are 0."""
     held: int
     """Held requests."""
     waiting: int
@@ -126,8 +127,8 @@ class State(ApiModel):
     longest_wait: int
     """Age of the oldest waiting request (ms)."""
     outcomes: dict[str, int]
-    """Requests since the start by outcome: `granted` (immediately), `waited` (granted after a wait), `cancelled`, or the
-    reason why the request ended without a grant."""
+    """Requests since the start by outcome: `granted` (immediately), `waited` (granted after a wait), `cancelled`, or
+    the reason why the request ended without a grant."""
     errors: dict[str, int]
     """Rejected commands since the start by error code."""
     deadlocks: int
@@ -206,7 +207,8 @@ class HotResource(ApiModel):
     waiting: int
     """Requests that wait for the resource now."""
     holders: int
-    """Requests that hold the resource or a subtree that contains it now. For a subtree, the locks held below it count, too."""
+    """Requests that hold the resource or a subtree that contains it now. For a subtree, the locks held below it count,
+    too."""
 
 
 class HotList(ApiModel):
@@ -226,8 +228,8 @@ class Step(ApiModel):
     traceparent: str | UnsetType = UNSET
     """Trace context of the waiter."""
     units: int | UnsetType = UNSET
-    """Units of a counted resource that the waiter asks for, of at most `of` in use. It waits until enough units are free, and
-    not for this holder alone."""
+    """Units of a counted resource that the waiter asks for, of at most `of` in use. It waits until enough units are
+    free, and not for this holder alone."""
     of: int | UnsetType = UNSET
 
 
@@ -278,9 +280,9 @@ class OrderEdge(ApiModel):
     asked: str
     asked_mode: str
     relation: str
-    """`classes` for two classes. For two names of one class: `ascending`, `descending`, `upgrade` (the same name), `descending by
-    number` (ascending if digits are compared as characters) or `descending by text` (ascending if digits are compared as
-    numbers)."""
+    """`classes` for two classes. For two names of one class: `ascending`, `descending`, `upgrade` (the same name),
+    `descending by number` (ascending if digits are compared as characters) or `descending by text` (ascending if digits
+    are compared as numbers)."""
     count: int
     """Number of requests that took the locks in this order."""
     last_at: int
@@ -293,14 +295,14 @@ class Inversion(ApiModel):
     """Classes of locks that are taken in orders which can deadlock."""
 
     kind: str
-    """`cycle` (classes in both orders, or in an order that forms a cycle), `members` (names of one class, not in ascending
-    order) or `upgrade` (of a shared lock to an exclusive lock of the same name)."""
+    """`cycle` (classes in both orders, or in an order that forms a cycle), `members` (names of one class, not in
+    ascending order) or `upgrade` (of a shared lock to an exclusive lock of the same name)."""
     classes: list[str]
     description: str
     """What is wrong, in one sentence without a full stop."""
     offender: str
-    """The stem of the names of the transactions that completed the inversion, such as `pay-*` for `pay-17`. If transactions with
-    another stem complete an inversion of the same kind and classes, that is another inversion."""
+    """The stem of the names of the transactions that completed the inversion, such as `pay-*` for `pay-17`. If
+    transactions with another stem complete an inversion of the same kind and classes, that is another inversion."""
     at: int
     """When the inversion was found."""
     edges: list[OrderEdge]
@@ -331,8 +333,8 @@ class Blocker(ApiModel, omit_defaults=True, kw_only=True, gc=False):
 
     id: int
     resource: str
-    """The resource that blocks: one that the waiting request names, or one that contains it or is below it if one of the two
-    is a subtree."""
+    """The resource that blocks: one that the waiting request names, or one that contains it or is below it if one of
+    the two is a subtree."""
     mode: str
     """`exclusive`, `shared` or `units`."""
     state: str
@@ -369,11 +371,12 @@ class Resource(ApiModel):
 
     resource: str
     holders: list[Row]
-    """The first holders, with those of subtrees that contain the resource, and for a subtree also those of names below it."""
+    """The first holders, with those of subtrees that contain the resource, and for a subtree also those of names below
+    it."""
     holders_total: int
     queue: list[Row]
-    """The first waiting requests, with those for such subtrees and names. If no request names the subtree itself, they are in order
-    of arrival."""
+    """The first waiting requests, with those for such subtrees and names. If no request names the subtree itself, they
+    are in order of arrival."""
     queue_total: int
     complete: bool
     """False if not all requests were compared with the subtree, so that the totals are lower bounds."""
@@ -401,7 +404,8 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
 
     id: int
     resources: list[str]
-    """At most ten of the requested locks, with the lock of the resource, as `exclusive:NAME`, `shared:NAME` or `2/10:NAME`."""
+    """At most ten of the requested locks, with the lock of the resource, as `exclusive:NAME`, `shared:NAME` or
+    `2/10:NAME`."""
     resources_total: int
     mode: str
     """The mode in which the request asked for the resource, or for a subtree that contains it: `exclusive`, `shared` or
@@ -410,8 +414,8 @@ class PastRequest(ApiModel, kw_only=True, gc=False):
     granted_at: float | UnsetType = UNSET
     ended_at: float | UnsetType = UNSET
     record_ends_at: float | UnsetType = UNSET
-    """When the record of the request ends without its end: the record of its leadership ends then, and no later leader has recorded
-    the request."""
+    """When the record of the request ends without its end: the record of its leadership ends then, and no later leader
+    has recorded the request."""
     reason: str | UnsetType = UNSET
     """Why the request ended."""
     fence: int | UnsetType = UNSET

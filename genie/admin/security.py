@@ -52,8 +52,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class RequestGuard:
     """Checks requests before their handlers run.
 
-    `get_access` returns the current access control. `host` is the configured address of the admin
-    port. `get_certificate_name` returns the name in the verified client certificate of a request, or None if it has none.
+    `get_access` returns the current access control. `host` is the configured address of the admin port.
+    `get_certificate_name` returns the name in the verified client certificate of a request, or None if it has none.
     `on_unauthenticated` is called for each failed authentication.
     """
 
@@ -85,8 +85,8 @@ class RequestGuard:
     def _check_request(self, request: web.Request) -> web.Response | None:
         """Return an error response if the request is not allowed, else None. Sets `PRINCIPAL`.
 
-        Public paths are always allowed. If clients need no token, the Host header must be trusted. Otherwise the request
-        must be authorized. Requests that change something are checked for forgery (CSRF) as well.
+        Public paths are always allowed. If clients need no token, the Host header must be trusted. Otherwise the
+        request must be authorized. Requests that change something are checked for forgery (CSRF) as well.
         """
         if not _is_guarded(request):
             return None

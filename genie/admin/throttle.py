@@ -1,7 +1,7 @@
 """Limits on the work of the admin port: cooperative yielding, response caching, chunked encoding.
 
-The admin port shares the event loop with the lock server. A response is computed in slices of bounded work, between which the
-event loop serves other clients.
+The admin port shares the event loop with the lock server. A response is computed in slices of bounded work, between
+which the event loop serves other clients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Builds the responses of the API from the lock tables and the statistics.
 
-The lock tables may change whenever a `WorkBudget` yields, so a response is no snapshot of one moment. Requests that end while
-a response is built are omitted.
+The lock tables may change whenever a `WorkBudget` yields, so a response is no snapshot of one moment. Requests that end
+while a response is built are omitted.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ async def _oldest_waits(table: LockTable, budget: WorkBudget) -> tuple[dict[str,
 async def ongoing_waits(table: LockTable, now_unix_ms: float, budget: WorkBudget) -> dict[str, float]:
     """Return the total time (ms) that waiting requests have waited so far, by resource.
 
-    A request may wait for several resources. Its wait then counts only for the resources of its first ten blockers. If too much
-    work would be needed, only the oldest waiting requests count.
+    A request may wait for several resources. Its wait then counts only for the resources of its first ten blockers. If
+    too much work would be needed, only the oldest waiting requests count.
     """
     waited_ms: dict[str, float] = {}
     total_work = 0
@@ -211,8 +211,8 @@ def _add_node(nodes: dict[int, models.Node], request: Request, max_nodes: int) -
 async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) -> models.Resource:
     """Return the first holders of a resource, and the first entries of its wait queue: at most `MAX_ROWS` of each.
 
-    The requests for subtrees that contain the resource are among them, and for a subtree, also those for names below it. `now`
-    is the time of the lock manager (ms).
+    The requests for subtrees that contain the resource are among them, and for a subtree, also those for names below
+    it. `now` is the time of the lock manager (ms).
     """
     locked_resource = table.lookup(name)
     matches = find_by_name(table, name)
@@ -254,7 +254,10 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
 
 
 def _waiting_row(table: LockTable, request: Request, now: float) -> tuple[models.Row, int]:
-    """Convert a waiting request to its response type, with its blockers. Return it with the work units of the conversion."""
+    """Convert a waiting request to its response type, with its blockers.
+
+    Return it with the work units of the conversion.
+    """
     blockers, total, checks = sample_blockers(table, request, MAX_COUNTED_BLOCKERS, count=True)
     row = _request_row(request, now)
     row.blockers, row.blockers_total = [_blocker(blocker) for blocker in blockers], total
@@ -263,7 +266,8 @@ def _waiting_row(table: LockTable, request: Request, now: float) -> tuple[models
 
 
 MAX_COMPARED = 20_000
-"""Maximum number of held requests that are compared with a text or a subtree, the oldest first. The same for waiting requests."""
+"""Maximum number of held requests that are compared with a text or a subtree, the oldest first. The same for waiting
+requests."""
 MAX_COMPARED_RESOURCES = 100
 """Maximum number of resources of a request that are compared with a text."""
 MAX_COMPARING_WORK = 500_000
@@ -298,9 +302,9 @@ async def _requests_below(requests: dict[int, Request], subtree: str, budget: Wo
 async def requests(table: LockTable, text: str, limit: int, now: float, budget: WorkBudget) -> models.Requests:
     """Return the oldest held requests, or if `text` is not empty, the oldest held and waiting requests that match it.
 
-    Returns at most `limit` requests. `text` is compared with the names of resources, transactions and notes, without regard to
-    case. The holders of a resource with exactly this name are found among any number of requests. `now` is the time of the lock
-    manager (ms).
+    Returns at most `limit` requests. `text` is compared with the names of resources, transactions and notes, without
+    regard to case. The holders of a resource with exactly this name are found among any number of requests. `now` is
+    the time of the lock manager (ms).
     """
     if text:
         return await _matching_requests(table, text, limit, now, budget)
@@ -424,8 +428,8 @@ _START_TIME = time.monotonic()
 async def state(server: ServerView, namespace: str, budget: WorkBudget) -> models.State:
     """Return an overview of a namespace.
 
-    On a follower, which has no lock table, the numbers of locks are 0. A former leader keeps its last lock table until it knows
-    the next leader.
+    On a follower, which has no lock table, the numbers of locks are 0. A former leader keeps its last lock table until
+    it knows the next leader.
     """
     view = server.namespaces[namespace]
     manager, stats, since = view.last_manager, view.stats, view.store_unavailable_since
@@ -503,8 +507,8 @@ def _add_ongoing_waits(
 ) -> Iterator[tuple[str, Contention]]:
     """Yield each resource once, with the total time of its ended and its ongoing waits.
 
-    `entries` are the resources with ended waits. `ongoing` has the total time (ms) of the ongoing waits by resource. The
-    resources of `entries` are removed from it.
+    `entries` are the resources with ended waits. `ongoing` has the total time (ms) of the ongoing waits by resource.
+    The resources of `entries` are removed from it.
     """
     for name, contention in entries:
         yield name, Contention(contention.conflicts, contention.waited_ms + ongoing.pop(name, 0.0))

@@ -85,8 +85,8 @@ class LiveRequests:
     def __init__(self) -> None:
         self.requests: dict[int, Queued] = {}
         self.unrecorded_count = 0
-        """Number of live requests whose lines are missing, because there was no room for a snapshot. -1 if the number is
-        unknown."""
+        """Number of live requests whose lines are missing, because there was no room for a snapshot. -1 if the number
+        is unknown."""
         self.last_at = 0.0
         """The time of the last line, in Unix ms."""
 
@@ -108,8 +108,8 @@ class LiveRequests:
     def carried(self) -> list[Carried]:
         """Return the requests as the first lines of the next file.
 
-        A request whose deadline passed long ago is omitted: the request has ended, but its end was not recorded because the
-        disk was too slow.
+        A request whose deadline passed long ago is omitted: the request has ended, but its end was not recorded because
+        the disk was too slow.
         """
         oldest_deadline = self.last_at - EXPIRY_DELAY_MS
         carried = []
@@ -196,8 +196,8 @@ class _ArchiveWriter:
     def add(self, lines: list[Line], text: bytes, reserve: Callable[[int], bool]) -> bool:
         """Append one block, whose encoded `lines` are `text`. Return False if `reserve` has no room for it.
 
-        `reserve` is called with the bytes that the archive and its index become larger. Raises UnreadableHistory if the file has
-        too many blocks.
+        `reserve` is called with the bytes that the archive and its index become larger. Raises UnreadableHistory if the
+        file has too many blocks.
         """
         block_keys, times = self._keys_and_times(lines)
         number = len(self._blocks)
@@ -264,8 +264,8 @@ def archive(segment: Segment, following: Segment | None, room: Room) -> int:
 
     A gap replaces events or a snapshot for which there is no room. Return the number of new gaps.
 
-    The raw file is deleted when its archive is durable. If this process is killed before, the next process archives the raw
-    file again.
+    The raw file is deleted when its archive is durable. If this process is killed before, the next process archives the
+    raw file again.
     """
     archived, index, snapshot = segment.sibling(ARCHIVED), segment.sibling(INDEX), segment.sibling(STATE)
     part, live = archived.with_name(f"{archived.name}.part"), LiveRequests()
@@ -286,7 +286,10 @@ def archive(segment: Segment, following: Segment | None, room: Room) -> int:
 
 
 def _write_snapshot(following: Segment, live: LiveRequests, room: Room) -> int:
-    """Write the live requests with which a file begins, or a gap if there is no room. Return the number of new gaps, 0 or 1."""
+    """Write the live requests with which a file begins, or a gap if there is no room.
+
+    Return the number of new gaps, 0 or 1.
+    """
     path, snapshot = following.sibling(STATE), live.snapshot(room.retention.snapshot_bytes)
     if snapshot is not None and room.reserve(len(snapshot)):
         _write_durably(path, snapshot)
@@ -413,8 +416,8 @@ class Room:
 def archive_complete(directory: Path, retention: Retention | None = None) -> int:
     """Archive each raw file that no server writes any more, in order. Return the number of dropped writes.
 
-    A file that cannot be read is renamed, so that later files are archived. Files of another version of Genie are left to that
-    version. If they take more than half of the room for raw files, the oldest are deleted.
+    A file that cannot be read is renamed, so that later files are archived. Files of another version of Genie are left
+    to that version. If they take more than half of the room for raw files, the oldest are deleted.
     """
     foreign: dict[str, Segment] = {}
     """The files of another version of Genie, by stem."""
@@ -535,7 +538,10 @@ def _archiver_lock(directory: Path) -> Iterator[bool]:
 
 
 def main(arguments: list[str]) -> None:
-    """Clean up a directory, and print how many writes were dropped. The arguments are those of the command line above."""
+    """Clean up a directory, and print how many writes were dropped.
+
+    The arguments are those of the command line above.
+    """
     with contextlib.suppress(OSError):
         os.nice(19)  # leaves the processor to the server
     try:

@@ -31,8 +31,8 @@ STYLE: Final = (
 def draw(entries: list[Entry], since_ms: float | None, until_ms: float) -> str:
     """Return an SVG chart with one row for each request, in the given order. Times are in Unix ms.
 
-    The time axis begins with the first request, but not before `since_ms`. It ends with the last recorded end, but not after
-    `until_ms`.
+    The time axis begins with the first request, but not before `since_ms`. It ends with the last recorded end, but not
+    after `until_ms`.
     """
     start = min((entry.begins_at for entry in entries), default=until_ms - 1)
     if since_ms is not None:

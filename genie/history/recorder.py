@@ -1,8 +1,9 @@
 """Records the history on the leader: writes the steps of the lock manager as lines of a file, after they are stored.
 
-Requests and releases are recorded as the lines that the client sent, which takes little time. Everything else, such as the
-grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread writes
-them. If the disk or the archiver cannot keep up, lines are dropped and counted. A commit never waits for the recording.
+Requests and releases are recorded as the lines that the client sent, which takes little time. Everything else, such as
+the grant of a waiting request, is recorded as events. After the commit, many lines at a time are joined, and a thread
+writes them. If the disk or the archiver cannot keep up, lines are dropped and counted. A commit never waits for the
+recording.
 """
 
 from __future__ import annotations
@@ -95,18 +96,18 @@ class Recorder:
         self._marked_for: Principal | None = None
         """The principal of the last mark. The line of a command of another principal needs a mark."""
         self._mark_end = NO_MARK
-        """The length of `_lines` after the last mark was appended. If `_lines` still has this length, no line follows the
-        mark."""
+        """The length of `_lines` after the last mark was appended. If `_lines` still has this length, no line follows
+        the mark."""
         self._marked_note: str | None = None
         """The note of the session in the last mark. The line of a command of a session with another note needs a mark."""
         self._earlier_note: str | None = None
         """The value of `_marked_note` before the last mark of a note."""
         self._note_end = NO_MARK
-        """The length of `_lines` after the last mark of a note was appended. If `_lines` still has this length, no line follows
-        the mark."""
+        """The length of `_lines` after the last mark of a note was appended. If `_lines` still has this length, no line
+        follows the mark."""
         self._stored_count = 0
-        """Number of `_lines` whose effects are stored. The other lines are not written yet, because they may be lost with
-        the leadership."""
+        """Number of `_lines` whose effects are stored. The other lines are not written yet, because they may be lost
+        with the leadership."""
         self._stored_bytes = 0
         """The bytes of the stored lines, approximately."""
         self._is_flush_due = False
@@ -128,8 +129,8 @@ class Recorder:
     def begin_turn(self, now: float, principal: Principal | None, note: str | None = None) -> list[Any]:
         """Prepare for commands of `principal` that are executed at `now`, and return the list for their lines.
 
-        The dispatcher appends the line of each request that is granted at once, and of each release that ends a request.
-        `note` is the note of the session. `now` is the lock manager's time (ms), as in the other methods.
+        The dispatcher appends the line of each request that is granted at once, and of each release that ends a
+        request. `note` is the note of the session. `now` is the lock manager's time (ms), as in the other methods.
         """
         if now != self._marked_at or principal is not self._marked_for:
             self._mark(now, principal)
@@ -140,8 +141,8 @@ class Recorder:
     def on_events(self, events: list[core.Event], now: float, line: object = None) -> None:
         """Record the events of a step whose line the dispatcher does not append. Must be called before the next step.
 
-        If the step is a request that the client sent as one line, `line` is this line. A request that waits is then recorded as
-        this line.
+        If the step is a request that the client sent as one line, `line` is this line. A request that waits is then
+        recorded as this line.
         """
         first = events[0]
         if len(events) == 1:
@@ -293,8 +294,8 @@ class Recorder:
             if waiting_bytes > self._writer.retention.snapshot_bytes:  # the writer rejects the snapshot
                 held.clear()
                 break
-        # The thread encodes the held requests, because a million of them take seconds. A request that is released or extended
-        # before it is encoded is still recorded correctly, because its end or its extension follows.
+        # The thread encodes the held requests, because a million of them take seconds. A request that is released or
+        # extended before it is encoded is still recorded correctly, because its end or its extension follows.
         held_parts = (
             self._encode_carried(held[start : start + PART_REQUESTS], HELD)
             for start in range(0, len(held), PART_REQUESTS)
@@ -334,8 +335,8 @@ class Recorder:
 
     def _fields(self, request: Request) -> _Fields:
         """Return the fields of a request up to its units."""
-        # With redaction, the note of a request with `anyOf` is left out: it may contain the name of a resource that the request
-        # was not granted, and that would have to be redacted.
+        # With redaction, the note of a request with `anyOf` is left out: it may contain the name of a resource that the
+        # request was not granted, and that would have to be redacted.
         drops_note = bool(self._redaction.prefixes) and request.context.choice_digest is not None
         return (
             request.id,
@@ -419,7 +420,10 @@ class History:
         """Number of writes that were dropped in earlier leaderships, or by the archivers that `keep_clean` has run."""
 
     def start_recorder(self, manager: LockManager) -> Recorder:
-        """Return the recorder of a new leadership. Its history begins with the requests that `manager` has taken over."""
+        """Return the recorder of a new leadership.
+
+        Its history begins with the requests that `manager` has taken over.
+        """
         if self._writer is not None:
             self._dropped_before += self._writer.dropped
         self._writer = HistoryWriter(self.directory, self._namespace, self._server, self._retention)

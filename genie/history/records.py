@@ -1,11 +1,11 @@
 """The format of the history: one JSON line for each event, with the key `event`. No other module depends on the format.
 
-All times are milliseconds since the Unix epoch. A field with its default value is left out. A line with an unknown field or
-event is rejected: a later version of Genie has written it.
+All times are milliseconds since the Unix epoch. A field with its default value is left out. A line with an unknown
+field or event is rejected: a later version of Genie has written it.
 
-The server writes nearly all requests and releases as it received them, which takes only the time of a copy. A file with such
-commands is *raw*: its lines without `event` are commands. *Marks*, lines before the commands, contain what the commands do not
-contain, such as the time. `RawDecoder` turns commands and marks into events.
+The server writes nearly all requests and releases as it received them, which takes only the time of a copy. A file with
+such commands is *raw*: its lines without `event` are commands. *Marks*, lines before the commands, contain what the
+commands do not contain, such as the time. `RawDecoder` turns commands and marks into events.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Granted(Queued, tag="granted"):
 class Carried(Granted, tag="carried"):
     """A request that was live when the file began.
 
-    `at` is the time of its grant. If the request waits, its `fence` is 0, and `at` is the time at which it began to wait.
+    `at` is the time of its grant. If the request waits, its `fence` is 0, and `at` is the time at which it began to
+    wait.
     """
 
     deadline: float | None = None
@@ -160,8 +161,8 @@ class Moved(_Event, tag="moved"):
 class Gap(_Event, tag="gap"):
     """Something is missing, because the disk or the archiver was too slow, or the history was full.
 
-    If `live` is 0, the events from `at` to `until` are missing. Otherwise the requests that are carried into the file are
-    missing, and no events.
+    If `live` is 0, the events from `at` to `until` are missing. Otherwise the requests that are carried into the file
+    are missing, and no events.
     """
 
     dropped: int
@@ -191,11 +192,13 @@ LOCKED: Final = b'{"event":"locked","at":%r,"id":%d,"fence":%d}'
 RELEASE: Final = b'{"command":"release","payload":{"id":%d}}'
 """The line of a release, to be formatted with the id. For a release that was not received as a line with an id."""
 MAX_UNCHECKED_BYTES: Final = 512
-"""A command of at most this size is recorded as it was received. A longer one may contain superfluous text such as spaces."""
+"""A command of at most this size is recorded as it was received. A longer one may contain superfluous text such as
+spaces."""
 _GAP: Final = b'{"event":"gap"'
 """The beginning of the line of a `Gap`."""
 _EVENT: Final = b'{"event":'
-"""The beginning of all events and marks. No command of a client begins like this, because a command has no field `event`."""
+"""The beginning of all events and marks. No command of a client begins like this, because a command has no field
+`event`."""
 
 
 def lock_texts(exclusive: tuple[str, ...], shared: tuple[str, ...], units: Mapping[str, UnitCount] | None) -> list[str]:
@@ -243,7 +246,10 @@ def _to_other_format(error: Exception) -> OtherFormat:
 
 
 def unrecorded(at: float, live: int) -> Gap:
-    """Return the gap that replaces the requests that are carried into a file. `live` is their number, or -1 if it is unknown."""
+    """Return the gap that replaces the requests that are carried into a file.
+
+    `live` is their number, or -1 if it is unknown.
+    """
     return Gap(at, 0, at, live)
 
 
@@ -349,7 +355,10 @@ class RawDecoder:
             self._next_fence = line.fence + 1
 
     def _to_event(self, command: commands.WireCommand) -> Line:
-        """Return the event that a command has caused. Advances the next id, and the next fencing token after a grant."""
+        """Return the event that a command has caused.
+
+        Advances the next id, and the next fencing token after a grant.
+        """
         command = commands.without_namespace(command)
         if not self._at:
             raise UnreadableHistory("damaged: the time of a command is missing")

@@ -1,4 +1,7 @@
-"""Redaction: secret names are recorded as a prefix and a keyed digest. A search finds them only if it can read the key."""
+"""Redaction: secret names are recorded as a prefix and a keyed digest.
+
+A search finds them only if it can read the key.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ SUBTREE_ENDING: Final = f"/{WHOLE_NAMESPACE}"
 def redaction_key(directory: Path, *, create: bool = True) -> bytes:
     """Return the key of the redacted names in a directory, which only the owner can read.
 
-    A missing key is created if `create`, else FileNotFoundError is raised. Raises ValueError if the key is damaged: the digests
-    of a shortened key could be guessed.
+    A missing key is created if `create`, else FileNotFoundError is raised. Raises ValueError if the key is damaged: the
+    digests of a shortened key could be guessed.
     """
     path = directory / "redaction.key"
     if create and not path.exists():
@@ -47,7 +50,10 @@ def _create_key(path: Path) -> None:
 
 
 def name_digest(key: bytes, name: str) -> str:
-    """Return `#` and 16 hexadecimal digits of the keyed digest of a name. A redacted name is its prefix and this text."""
+    """Return `#` and 16 hexadecimal digits of the keyed digest of a name.
+
+    A redacted name is its prefix and this text.
+    """
     return f"#{hmac.new(key, name.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 
@@ -65,8 +71,9 @@ def recorded_names(directory: Path, name: str) -> set[str]:
 class Redaction:
     """Redacts the names that begin with one of the `prefixes`, and removes the notes of their requests.
 
-    Equal names stay equal, so a replay makes the same decisions, unless a request names a subtree below a redacted prefix: the
-    redacted subtree contains none of the redacted names. The subtree of the prefix itself is recorded unchanged.
+    Equal names stay equal, so a replay makes the same decisions, unless a request names a subtree below a redacted
+    prefix: the redacted subtree contains none of the redacted names. The subtree of the prefix itself is recorded
+    unchanged.
     """
 
     def __init__(self, prefixes: Sequence[str], key: bytes) -> None:

@@ -1,7 +1,8 @@
 """Runs recorded requests through the lock manager again, unchanged or with changes.
 
-`replay` repeats what the recorded commands did, and compares every grant and every end with the record. `what_if` simulates
-the same arrivals with other priorities or timeouts, or without some requests. Both are pure: no clock, no files.
+`replay` repeats what the recorded commands did, and compares every grant and every end with the record. `what_if`
+simulates the same arrivals with other priorities or timeouts, or without some requests. Both are pure: no clock, no
+files.
 """
 
 from __future__ import annotations
@@ -209,7 +210,10 @@ class Replay:
         self._step(Expire(1), line.at, f"expire {line.id}", request.names())
 
     def _begin_fences(self, fence: int) -> None:
-        """Before the first grant, make `fence` the next fencing token. Later tokens must then equal the recorded ones."""
+        """Before the first grant, make `fence` the next fencing token.
+
+        Later tokens must then equal the recorded ones.
+        """
         if not self.grants:
             self.manager.next_fence = fence
 
@@ -408,8 +412,8 @@ def _describe(event: core.Event) -> str:  # noqa: PLR0911 - one for each kind
 class Change:
     """Changes for the requests that match all patterns.
 
-    A pattern is a shell pattern, such as `transfer-*`, or None, which matches all requests. A new value of None keeps the
-    recorded value.
+    A pattern is a shell pattern, such as `transfer-*`, or None, which matches all requests. A new value of None keeps
+    the recorded value.
     """
 
     transaction: str | None = None
@@ -506,12 +510,18 @@ def what_if(lines: Iterable[Line], since: float, change: Change | None) -> tuple
 
 
 def _arrived_since(since: float, line: Queued) -> bool:
-    """Return whether a request arrived at `since` or later. A carried request arrived before the line that carries it."""
+    """Return whether a request arrived at `since` or later.
+
+    A carried request arrived before the line that carries it.
+    """
     return line.at >= since and not isinstance(line, Carried)
 
 
 def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
-    """Return the recorded requests by id. A request that the next leadership does not carry on ended with its leadership."""
+    """Return the recorded requests by id.
+
+    A request that the next leadership does not carry on ended with its leadership.
+    """
     recorded: dict[int, _Recorded] = {}
     uncarried: dict[int, _Recorded] = {}
     """Live requests of the previous leadership that the next one has not carried on so far."""
@@ -536,7 +546,10 @@ def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
 
 
 def _record(line: Line, recorded: dict[int, _Recorded], *, was_live: bool) -> None:
-    """Add the request of a line to `recorded`, or the grant or end of a request. `was_live` is that of a new request."""
+    """Add the request of a line to `recorded`, or the grant or end of a request.
+
+    `was_live` is that of a new request.
+    """
     if isinstance(line, Queued):
         if line.id not in recorded and line.names:
             granted_at = line.at if isinstance(line, Granted) and line.fence else None

@@ -1,7 +1,7 @@
 """The retention of the history, and how the bytes of a directory are shared.
 
-A server writes the raw files, and the archiver, which is another process, writes all others. Each process has its own share
-of the bytes, so that both stay below the bound without coordination.
+A server writes the raw files, and the archiver, which is another process, writes all others. Each process has its own
+share of the bytes, so that both stay below the bound without coordination.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class Retention:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Limit for the bytes of one snapshot, the requests that are carried into a file. A larger snapshot is not recorded.
+        """Limit for the bytes of one snapshot, the requests that are carried into a file.
 
-        A file is complete when its events have as many bytes as its snapshot, so that both together fit into `raw_bytes`.
+        A larger snapshot is not recorded.
+
+        A file is complete when its events have as many bytes as its snapshot, so that both together fit into
+        `raw_bytes`.
         """
         return self.max_bytes // 8
 

@@ -3,8 +3,8 @@
     python -m genie.history.search DIRECTORY
 
 reads a `Query` from the standard input and prints its `Result`, both as JSON. The admin port searches in this way, in a
-process of its own. The query is no argument of the command, because every user can see the arguments of a process, and a name
-may be a secret.
+process of its own. The query is no argument of the command, because every user can see the arguments of a process, and
+a name may be a secret.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Entry(Struct, omit_defaults=True):
     resources_total: int = 0
     """Number of names of the request if only some are listed. 0 if all are listed."""
     record_ends_at: float | None = None
-    """When the record of the request ends without its end: at the end of its leadership, if no later leader has recorded it. None
-    if the end of the request is recorded, or if the request is live."""
+    """When the record of the request ends without its end: at the end of its leadership, if no later leader has
+    recorded it. None if the end of the request is recorded, or if the request is live."""
 
     @property
     def begins_at(self) -> float:
@@ -166,7 +166,8 @@ class _Search:
         clients = None if query.client is None else {query.client}
         filters = {"r": self._resources, "t": self._transactions, "c": clients}
         self._keys = [[key_of(kind, name) for name in names] for kind, names in filters.items() if names is not None]
-        """For each filter by name, the index keys of its names. A block with a matching request has one key of each filter."""
+        """For each filter by name, the index keys of its names. A block with a matching request has one key of each
+        filter."""
         self._found: dict[int, Entry] = {}
         """Requests that match the names of the query, by id."""
         self._terms: dict[int, str] = {}
@@ -209,8 +210,8 @@ class _Search:
                 break
             is_covered = is_covered or (segment.is_self_contained and first_at <= self._since)
             if is_covered:
-                # The arrival of a request that was carried into a file is in an earlier file. Without keys there is no index
-                # that makes it cheap to find.
+                # The arrival of a request that was carried into a file is in an earlier file. Without keys there is no
+                # index that makes it cheap to find.
                 lacks_arrivals = any(entry.asked_at is None for entry in self._found.values())
                 if not self._keys or not lacks_arrivals:
                     break
@@ -270,7 +271,9 @@ class _Search:
         return self._query.client in (None, line.principal)
 
     def _merge(self, entries: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
-        """Add the requests of a file to `_found`, which has those of later files. Return True if a request was there already.
+        """Add the requests of a file to `_found`, which has those of later files.
+
+        Return True if a request was there already.
 
         With `known_only`, requests that no later file contains are omitted.
         """
@@ -317,7 +320,10 @@ class _Search:
                 entry.record_ends_at = max(entry.begins_at, entry.granted_at or 0.0, self._last_at(term))
 
     def _read_ends(self, lines: Iterator[list[Line]], live: dict[int, Entry], term: str) -> None:
-        """Apply lines after the window to the `live` requests, and remove each that ends. `term` is the leadership of the lines."""
+        """Apply lines after the window to the `live` requests, and remove each that ends.
+
+        `term` is the leadership of the lines.
+        """
         if not live:
             return
         for line in chain.from_iterable(lines):
@@ -357,7 +363,10 @@ class _Search:
         return None
 
     def _lines_of(self, segment: Segment) -> Iterator[list[Line]]:
-        """Yield the lines of a file that may match the query, in order. Of an archived file, only some blocks are read."""
+        """Yield the lines of a file that may match the query, in order.
+
+        Of an archived file, only some blocks are read.
+        """
         if not segment.is_archived:
             yield from segment.read()
             return
@@ -443,7 +452,10 @@ def _to_entry(line: Queued) -> Entry:
 
 
 def shorten(entry: Entry, first: Container[str]) -> int:
-    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferably the names in `first`. Return how many names it had."""
+    """Keep at most `MAX_LISTED_RESOURCES` names of an entry, preferably the names in `first`.
+
+    Return how many names it had.
+    """
     total = len(entry.names)
     if total <= MAX_LISTED_RESOURCES:
         return total

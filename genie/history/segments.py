@@ -1,7 +1,7 @@
 """Reads the files of the history: raw ones, which a server writes, and archived ones, which have an index.
 
-`NAME.index` has the times and the place of each block of `NAME.jsonl.gz`, and for each resource, transaction and client the
-numbers of the blocks with its events. `archiver.py` writes both files.
+`NAME.index` has the times and the place of each block of `NAME.jsonl.gz`, and for each resource, transaction and client
+the numbers of the blocks with its events. `archiver.py` writes both files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Block(Struct, array_like=True, gc=False):
     size: int
     """The compressed size in bytes."""
     first_at: float | None
-    """The time of the first event, in Unix ms. None if the block has no events, only requests that are carried into the file."""
+    """The time of the first event, in Unix ms. None if the block has no events, only requests that are carried into the
+    file."""
     last_at: float | None
     """The time of the last event, in Unix ms. None if the block has no events."""
 
@@ -71,8 +72,8 @@ class Block(Struct, array_like=True, gc=False):
 class IndexHeader(Struct):
     """The first line of an index.
 
-    After it come all keys (4 bytes each, ascending), then for each key the number of a block (2 bytes), then the CRC-32 of all
-    this (4 bytes).
+    After it come all keys (4 bytes each, ascending), then for each key the number of a block (2 bytes), then the CRC-32
+    of all this (4 bytes).
     """
 
     blocks: list[Block]
@@ -91,8 +92,8 @@ class IndexHeader(Struct):
 def key_of(kind: str, name: str) -> int:
     """Return the key of a resource (`kind` is `r`), a transaction (`t`) or a client (`c`) in an index.
 
-    A key is the CRC-32 of kind and name, which takes a fifth of the time of a cryptographic digest. If two names have the
-    same key, a search only reads more blocks.
+    A key is the CRC-32 of kind and name, which takes a fifth of the time of a cryptographic digest. If two names have
+    the same key, a search only reads more blocks.
     """
     return zlib.crc32(name.encode(), zlib.crc32(kind.encode()))
 
@@ -100,8 +101,8 @@ def key_of(kind: str, name: str) -> int:
 def encode_index(blocks: list[Block], pairs: list[int], events: int, *, is_unrecorded: bool) -> bytes:
     """Encode the index of a file with this number of events.
 
-    Each of `pairs` is a key and the number of a block with this key, in one integer: the lowest `NUMBER_BITS` are the number.
-    `is_unrecorded` is as in `IndexHeader`.
+    Each of `pairs` is a key and the number of a block with this key, in one integer: the lowest `NUMBER_BITS` are the
+    number. `is_unrecorded` is as in `IndexHeader`.
     """
     first = min((block.first_at for block in blocks if block.first_at is not None), default=0.0)
     last = max((block.last_at for block in blocks if block.last_at is not None), default=0.0)
@@ -224,7 +225,10 @@ class Segment:
                 yield self._decode(records.decode, text)
 
     def read(self) -> Iterator[list[Line]]:
-        """Yield all lines of the file, several at a time. A raw file begins with the requests that are carried into it."""
+        """Yield all lines of the file, several at a time.
+
+        A raw file begins with the requests that are carried into it.
+        """
         with contextlib.ExitStack() as exit_stack:
             files = [] if self.is_archived else self._open_raw(exit_stack)
             decode = partial(self._decode, RawDecoder().decode)
@@ -236,8 +240,8 @@ class Segment:
     def _open_raw(self, exit_stack: contextlib.ExitStack) -> list[BinaryIO]:
         """Open the snapshot of a raw file, if it has one, and the raw file itself. `exit_stack` closes them.
 
-        The open files stay readable when the archiver deletes them. If the raw file was archived after the directory was
-        listed, set `path` to the archive, and return no files.
+        The open files stay readable when the archiver deletes them. If the raw file was archived after the directory
+        was listed, set `path` to the archive, and return no files.
         """
         files: list[BinaryIO] = []
         with contextlib.suppress(FileNotFoundError):  # the first file of a leadership has no snapshot
@@ -288,7 +292,8 @@ def list_segments(directory: Path) -> list[Segment]:
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         match = NAME.fullmatch(path.name)
         if match is not None and match["suffix"] in (RAW, ARCHIVED):
-            # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is deleted.
+            # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is
+            # deleted.
             segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))
             first_stems.setdefault(segment.term, segment.stem)
     return sorted(found.values(), key=lambda segment: (first_stems[segment.term], segment.number))
@@ -297,8 +302,9 @@ def list_segments(directory: Path) -> list[Segment]:
 def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iterator[Line]]:
     """Yield an iterator over the lines of each leadership with events from `since` to `until` (Unix ms), for a replay.
 
-    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried into it.
-    If that file lacks these requests, the lines begin with an earlier file, or with a gap if all files lack them.
+    The lines of a leadership begin with the last file that begins before `since`, with the requests that are carried
+    into it. If that file lacks these requests, the lines begin with an earlier file, or with a gap if all files lack
+    them.
     """
     by_term: dict[str, list[Segment]] = {}
     for segment in list_segments(directory):
@@ -316,8 +322,8 @@ def recorded_terms(directory: Path, since: float, until: float) -> Iterator[Iter
 def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
     """Yield the lines up to `until` (Unix ms) of the given files of one leadership.
 
-    If the first file lacks the requests that were live at its beginning, a gap replaces them. In later files such a gap is left
-    out, because the live requests are known.
+    If the first file lacks the requests that were live at its beginning, a gap replaces them. In later files such a gap
+    is left out, because the live requests are known.
     """
     if not segments[0].is_self_contained:
         yield records.unrecorded(first_at(segments[0]), -1)

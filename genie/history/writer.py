@@ -101,8 +101,8 @@ class _RawFile:
         self.stem = f"{begin:%Y%m%dT%H%M%S.%fZ}-{opened.term}-{opened.number:06}"
         """The name without its suffix."""
         self._state = directory / f"{self.stem}{STATE}" if opened.number > 1 else None
-        """The path of its snapshot, which the archiver writes when it archives the previous file. None for the first file,
-        which contains its snapshot."""
+        """The path of its snapshot, which the archiver writes when it archives the previous file. None for the first
+        file, which contains its snapshot."""
         # The file gets its name only after it is locked. Otherwise an archiver could take it for a complete file.
         part = directory / f"{self.stem}{RAW}.part"
         self.file = os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "ab")
@@ -221,12 +221,13 @@ class HistoryWriter:
     """Appends lines to the current file of one leadership.
 
     `write` and `close` never wait: a thread writes to the disk. After an error of the disk, the thread drops lines for
-    `DISK_RETRY_S`, and then begins the next file. It also drops lines for which the retention leaves no room. A gap in the
-    file replaces the dropped lines.
+    `DISK_RETRY_S`, and then begins the next file. It also drops lines for which the retention leaves no room. A gap in
+    the file replaces the dropped lines.
     """
 
     def __init__(self, directory: Path, namespace: str, server: str, retention: Retention) -> None:
-        # More than 16 fields: the arguments, and the state of the event loop and of the thread on both sides of the queue.
+        # More than 16 fields: the arguments, and the state of the event loop and of the thread on both sides of the
+        # queue.
         self.directory = directory
         self.retention = retention
         self._namespace, self._server = namespace, server
@@ -277,8 +278,8 @@ class HistoryWriter:
     def write_snapshot(self, live: int, parts: Iterable[bytes], queued_bytes: int = 0) -> None:
         """Queue the first lines of a recording, one for each of `live` requests.
 
-        The thread iterates over `parts`, which may encode the lines only then. `queued_bytes` is the size of the lines that are
-        encoded already.
+        The thread iterates over `parts`, which may encode the lines only then. `queued_bytes` is the size of the lines
+        that are encoded already.
         """
         self._queued_sizes.append(queued_bytes)
         self._queue.put(_Snapshot(live, parts))
@@ -324,11 +325,8 @@ class HistoryWriter:
                     lines = None
                 file.measure_snapshot()
                 if file.is_complete(self.retention.segment_bytes) and self._has_room(file, 0, RESERVED_BYTES // 2):
-                    following = self._create_next_file(file.snapshot_bytes)
-                    self._other_bytes += file.size
-                    file.file.close()
-                    file = following
-                    self._archiver.due_at_s = 0.0
+                    complete, file = file, self._create_next_file(file.snapshot_bytes)
+                    self._complete(complete)
                 self._archive()
             self._write_gap(file)
         except OSError as error:
@@ -341,6 +339,12 @@ class HistoryWriter:
                 with contextlib.suppress(OSError):  # the error that was handled already
                     file.file.close()
         return True
+
+    def _complete(self, file: _RawFile) -> None:
+        """Close a file, and let the archiver start."""
+        self._other_bytes += file.size
+        file.file.close()
+        self._archiver.due_at_s = 0.0
 
     def _on_disk_error(self, error: OSError) -> None:
         """Log the first error since the last successful write, and start the archiver for the file that has ended."""
@@ -448,7 +452,10 @@ class HistoryWriter:
         return self._other_bytes <= max_other_bytes
 
     def _write_gap(self, file: _RawFile) -> None:
-        """Write the gap that replaces the writes that the thread has dropped, if there are any. Room is reserved for it."""
+        """Write the gap that replaces the writes that the thread has dropped, if there are any.
+
+        Room is reserved for it.
+        """
         count = self._dropped_by_thread.count
         if gap := self._dropped_by_thread.take_gap():
             try:
@@ -460,7 +467,8 @@ class HistoryWriter:
     def _create_next_file(self, previous_snapshot_bytes: int = 0) -> _RawFile:
         """Create the next file.
 
-        Until the size of its snapshot is known, it counts as `previous_snapshot_bytes`, the size of that of the previous file.
+        Until the size of its snapshot is known, it counts as `previous_snapshot_bytes`, the size of that of the
+        previous file.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         now_ms, number = time.time() * 1000, self._number + 1

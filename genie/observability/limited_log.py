@@ -23,8 +23,8 @@ _counts_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LineCounts] = Weak
 def log_limited(level: str, event: str, **fields: Any) -> None:
     """Log an event at most `MAX_LINES` times in `INTERVAL_S`. `level` is the name of a level, such as `warning`.
 
-    At the end of the interval, a line has the number of omitted lines. Must be called in an event loop, whose timer ends the
-    interval.
+    At the end of the interval, a line has the number of omitted lines. Must be called in an event loop, whose timer
+    ends the interval.
     """
     loop = asyncio.get_running_loop()
     counts = _counts_by_loop.setdefault(loop, {})

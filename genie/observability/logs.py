@@ -66,7 +66,10 @@ def _make_json_logger(*_: object) -> _TolerantLogger:
 
 
 class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc] # the base is made at run time
-    """The class of all loggers. `set_level` replaces the methods of this class, because existing loggers keep their class."""
+    """The class of all loggers.
+
+    `set_level` replaces the methods of this class, because existing loggers keep their class.
+    """
 
 
 def set_level(level: str) -> None:

@@ -274,7 +274,8 @@ class _Source(NamedTuple):
 
 
 MakeMetric = Callable[[str, _Source], Metric | None]
-"""A factory of a metric, called with the name of a namespace and its data. Returns None if the namespace lacks the metric."""
+"""A factory of a metric, called with the name of a namespace and its data. Returns None if the namespace lacks the
+metric."""
 Read = Callable[[_Source], float | None]
 """Reads the value of a metric. Returns None if the namespace lacks the metric."""
 
@@ -440,8 +441,8 @@ METRICS: Final[tuple[MakeMetric, ...]] = (
 def _cumulative_buckets(histogram: Histogram, unit: float) -> tuple[list[tuple[str, float]], float]:
     """Return the buckets of a histogram as Prometheus expects them, and the sum of all values.
 
-    A bucket is a pair: its upper bound as text, and the number of all values up to this bound. Bounds and sum are divided
-    by `unit`.
+    A bucket is a pair: its upper bound as text, and the number of all values up to this bound. Bounds and sum are
+    divided by `unit`.
     """
     buckets: list[tuple[str, float]] = []
     cumulative = 0

@@ -133,7 +133,8 @@ class Stats:
         self.queued = 0
         """Requests that could not be granted immediately."""
         self.not_granted: Counter[Reason] = Counter()
-        """Requests that ended without a grant, by reason. The reason SUCCESS means that the client has cancelled the request."""
+        """Requests that ended without a grant, by reason. The reason SUCCESS means that the client has cancelled the
+        request."""
         self.lost_holds: Counter[Reason] = Counter()
         """Held requests that ended other than by a release, by reason."""
         self.errors: Counter[str] = Counter()
@@ -170,8 +171,8 @@ class Stats:
         self.tracks_recent_waiters = False
         """True if the slow-wait log is enabled."""
         self._blocked_resources: dict[int, tuple[str, ...]] = {}
-        """By id of a waiting request, the resources on which it is blocked. Only for requests that name several resources, or
-        units."""
+        """By id of a waiting request, the resources on which it is blocked. Only for requests that name several
+        resources, or units."""
         self.rate_window = RateWindow()
         """Samples of the last minute, for rates and wait quantiles."""
 
@@ -190,7 +191,10 @@ class Stats:
         return counts
 
     def sample(self, now: float) -> None:
-        """Start a window of contention and take a sample for the rates, each if it is due. `now` is monotonic, in ms."""
+        """Start a window of contention and take a sample for the rates, each if it is due.
+
+        `now` is monotonic, in ms.
+        """
         self.contention.start_window_if_due(now)
         if self.rate_window.should_sample(now):
             self.rate_window.add(
@@ -215,7 +219,8 @@ class Stats:
         if request.state is WAITING:
             if self.tracks_recent_waiters:
                 self.recent_waiters[request.id] = request
-            # A request for one plain name is blocked by this resource, or by a subtree that contains it, which counts the same.
+            # A request for one plain name is blocked by this resource, or by a subtree that contains it, which counts
+            # the same.
             if request.details is not None and request.details.units:
                 blocked = self._blocked_resources[request.id] = tuple(blocked_resources(table, request))
                 self.contention.record_conflict(blocked)

@@ -30,8 +30,8 @@ class Node(Struct, frozen=True):
     def is_restart_of(self, other: Node) -> bool:
         """Return whether this node is the server `other` after a restart, so that the process of `other` is gone.
 
-        Only one process can listen on an address of one machine. False if the boot id is unknown, because the two nodes may
-        then be on different machines.
+        Only one process can listen on an address of one machine. False if the boot id is unknown, because the two nodes
+        may then be on different machines.
         """
         return bool(self.boot) and (self.boot, self.host, self.listening) == (other.boot, other.host, other.listening)
 
@@ -39,8 +39,8 @@ class Node(Struct, frozen=True):
 def this_node(listening: tuple[str, int], advertise: str | None, lease_ms: int, boot: str = "") -> Node:
     """Return this process as a node. `listening` is the (host, port) on which it listens.
 
-    Clients connect to `advertise` (`host:port`). If it is None, clients connect to the listening address, or to the host name
-    of this machine if the server listens on all interfaces.
+    Clients connect to `advertise` (`host:port`). If it is None, clients connect to the listening address, or to the
+    host name of this machine if the server listens on all interfaces.
     """
     host, port = listening
     host_name = socket.gethostname()
@@ -99,12 +99,13 @@ class RetainedReply:
     at: float
     """When the request ended, in milliseconds of the lock manager's clock."""
     message: bytes
-    """The message as sent, with its newline. Empty if the session released the request itself: that reply is not sent again."""
+    """The message as sent, with its newline. Empty if the session released the request itself: that reply is not sent
+    again."""
     reason: Reason = SUCCESS
     """Why the request ended. Stored as part of `message`."""
     request: Request | None = None
-    """The ended request, to check that another request with the same `ref` is equivalent. Not stored, so it is None after a
-    restart or takeover. Also None if the request was large."""
+    """The ended request, to check that another request with the same `ref` is equivalent. Not stored, so it is None
+    after a restart or takeover. Also None if the request was large."""
     fingerprint: bytes | None = None
     """A digest of the parameters of a large request, which replaces `request`. Not stored."""
 
@@ -204,7 +205,10 @@ def is_stored(request: Request) -> bool:
 
 
 class LeadershipLost(Exception):
-    """The node does not lead the namespace any more, or cannot be sure to lead it. It must not send anything to clients."""
+    """The node does not lead the namespace any more, or cannot be sure to lead it.
+
+    It must not send anything to clients.
+    """
 
 
 class UnknownFormat(ValueError):
@@ -250,15 +254,15 @@ class Store(Protocol):
         `snapshot` must return the current state while this node leads: the store uses it to restore lost data.
         `on_role_changed` is called with each new role of this node until it leads.
 
-        Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format that
-        this version does not know.
+        Raises UnknownFormat, before the node leads, if another version of Genie has written the namespace in a format
+        that this version does not know.
         """
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
         """Write a batch, and retry until it is stored. Then call `done(None)`, possibly before `commit` returns.
 
-        `done` is called with an error if retrying is useless, for example with `LeadershipLost`. The caller must not commit
-        the next batch before `done` was called.
+        `done` is called with an error if retrying is useless, for example with `LeadershipLost`. The caller must not
+        commit the next batch before `done` was called.
         """
 
     async def wait_for_transfer_request(self) -> None:

@@ -106,15 +106,17 @@ def explore(
     page: str | Path | None = None,
     progress: TextIO | None = cast("TextIO", _StandardError()),  # noqa: B008 - it has no state
 ) -> None:
-    """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails. Call this from a plain function.
+    """Run `main()` in `seeds` simulated worlds. Raise Violation for the first seed that fails.
+
+    Call this from a plain function.
 
     `main` returns a coroutine that runs the service. `check` is called with the result of the coroutine, and raises
-    AssertionError if the result is wrong. Any exception of `main` is a failure, too, including those of `pytest.fail` and
-    `sys.exit`. `plan` returns the faults of a seed.
+    AssertionError if the result is wrong. Any exception of `main` is a failure, too, including those of `pytest.fail`
+    and `sys.exit`. `plan` returns the faults of a seed.
 
-    The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that fails
-    is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path of a file
-    for the timeline as HTML. If `progress` is not None, a line is written to it after each 100 seeds.
+    The runs are divided among `processes` processes, by default one for each processor. The plan of the first seed that
+    fails is shrunk: faults that the failure does not need are removed, and the others are shortened. `page` is the path
+    of a file for the timeline as HTML. If `progress` is not None, a line is written to it after each 100 seeds.
     """
     __tracebackhide__ = True  # pytest shows the line of the test instead
     require_lupa()
@@ -144,7 +146,10 @@ def explore(
 def _run_chunks(
     main: Main, check: Check | None, plan: Plan, chunks: Sequence[range], processes: int
 ) -> Iterator[tuple[int | None, int]]:
-    """Run chunks of seeds. Yield for each chunk, in order, its first seed that fails, or None, and how many seeds were run."""
+    """Run chunks of seeds.
+
+    Yield for each chunk, in order, its first seed that fails, or None, and how many seeds were run.
+    """
     if processes == 1 or len(chunks) == 1 or "fork" not in multiprocessing.get_all_start_methods():
         yield from (_run_chunk(main, check, plan, chunk) for chunk in chunks)
         return
@@ -165,7 +170,8 @@ _inherited: tuple[Main, Check | None, Plan] | None = None
 def _end_with_parent() -> None:
     """End this worker process when its parent has ended.
 
-    Without this, the workers of a killed program would wait forever: each keeps the pipe to the parent open for the others.
+    Without this, the workers of a killed program would wait forever: each keeps the pipe to the parent open for the
+    others.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -15,7 +15,8 @@ class Kind(StrEnum):
     """The kind of a fault."""
 
     PAUSE_PROCESS = "pause process"
-    """A process of the service stops, as for garbage collection or a paused machine, and then continues without noticing."""
+    """A process of the service stops, as for garbage collection or a paused machine, and then continues without
+    noticing."""
     CRASH_PROCESS = "crash process"
     """A process of the service crashes, and is started again after the duration."""
     CRASH_SERVER = "crash server"
@@ -47,8 +48,8 @@ REDIS = "redis"
 DURATIONS_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """The durations of the faults of a random plan. Some are shorter and some are longer than the timeouts of a service."""
 KINDS_IN_PLAN = (1, 2, 3, len(Kind))
-"""The numbers of kinds of faults that a random plan may have. With many kinds, faults hide each other: for example, a crash
-ends a pause."""
+"""The numbers of kinds of faults that a random plan may have. With many kinds, faults hide each other: for example, a
+crash ends a pause."""
 SHARES_OF_TIME = (0.1, 0.3, 1.0)
 """All faults of a random plan begin in the first part of its time. This part is one of these shares."""
 DELAYS_S = (0.2, 1.0, 5.0)
@@ -74,7 +75,8 @@ class Fault:
     """
     duration_s: float = 0.0
     delay_s: float = 0.0
-    """The maximum delay of a message. Each message is delayed by at least half of it. 0 for all kinds except late messages."""
+    """The maximum delay of a message. Each message is delayed by at least half of it. 0 for all kinds except late
+    messages."""
 
     def __post_init__(self) -> None:
         """Raise ValueError if a field is invalid."""
@@ -121,8 +123,8 @@ def random_faults(
 ) -> list[Fault]:
     """Return a plan of `count` faults in the first `during_s` seconds. The same arguments give the same plan.
 
-    The seed decides which of the `kinds` occur, because faults of many kinds hide each other. It also decides whether the faults
-    are spread over the whole time or only over its beginning, because a service may end early.
+    The seed decides which of the `kinds` occur, because faults of many kinds hide each other. It also decides whether
+    the faults are spread over the whole time or only over its beginning, because a service may end early.
     """
     if not 0 <= count <= MAX_FAULTS:
         raise ValueError(f"count must be from 0 to {MAX_FAULTS}, not {count}")
@@ -132,24 +134,30 @@ def random_faults(
     plan = []
     for _ in range(count):
         kind = Kind(random.choice(drawn_kinds))
-        target = ""
-        if kind in PROCESS_KINDS:
-            target = str(random.randrange(100))
-        elif kind in SERVER_KINDS:
-            target = random.choice(SERVERS)
-        elif kind is Kind.DELAY_MESSAGES:
-            target = random.choice(("", str(random.randrange(100)), random.choice(SERVERS), REDIS))
-        at_s, duration_s = round(random.uniform(0, last_s), 3), random.choice(DURATIONS_S)
+        target = _random_target(kind, random)
+        at_s = round(random.uniform(0, last_s), 3)
+        duration_s = random.choice(DURATIONS_S)
         delay_s = random.choice(DELAYS_S) if kind is Kind.DELAY_MESSAGES else 0.0
         plan.append(Fault(at_s, kind, target, duration_s, delay_s))
     return sorted(plan, key=lambda fault: fault.at_s)
 
 
+def _random_target(kind: Kind, random: Random) -> str:
+    """Return a random target for a fault of this kind."""
+    if kind in PROCESS_KINDS:
+        return str(random.randrange(100))
+    if kind in SERVER_KINDS:
+        return random.choice(SERVERS)
+    if kind is Kind.DELAY_MESSAGES:
+        return random.choice(("", str(random.randrange(100)), random.choice(SERVERS), REDIS))
+    return ""
+
+
 def shrunk_candidates(plan: Sequence[Fault]) -> list[list[Fault]]:
     """Return simpler plans to try, the simplest first.
 
-    The first plans lack half of the faults, the next ones a quarter, and so on, down to one fault. The last plans have all
-    faults, one of them with a shorter duration or a smaller delay.
+    The first plans lack half of the faults, the next ones a quarter, and so on, down to one fault. The last plans have
+    all faults, one of them with a shorter duration or a smaller delay.
     """
     candidates = []
     omitted_count = len(plan) // 2

@@ -16,7 +16,9 @@ _reported_counts: dict[str, int] = {}
 
 
 def set_lock_order_rules(rules: str) -> None:
-    """Set the rules for the classes of names, as in `genie serve --lock-order-rules`. Discards what was observed before.
+    """Set the rules for the classes of names, as in `genie serve --lock-order-rules`.
+
+    Discards what was observed before.
 
     Raises ValueError if the rules are invalid.
     """
@@ -28,19 +30,23 @@ def set_lock_order_rules(rules: str) -> None:
 
 
 def observed(namespaces: Iterable[str]) -> dict[str, LockOrder]:
-    """Return the lock order of each namespace that earlier servers of this process have observed. A new server adds to it."""
+    """Return the lock order of each namespace that earlier servers of this process have observed.
+
+    A new server adds to it.
+    """
     return {name: _observed.setdefault(name, LockOrder(_rules)) for name in namespaces}
 
 
 def assert_lock_order() -> None:
     """Raise AssertionError if transactions have locked names in orders that can deadlock. The message names them.
 
-    Covers all servers that this process has run with `genie.testing.run`, `genie.testing.server` or the fixture `genie_server`.
-    The worlds of `genie.testing.explore` are not covered, because they may run in other processes.
+    Covers all servers that this process has run with `genie.testing.run`, `genie.testing.server` or the fixture
+    `genie_server`. The worlds of `genie.testing.explore` are not covered, because they may run in other processes.
 
-    No test needs to end in a deadlock: one test may lock in one order, and another test in the other order. Each inversion is
-    reported once. So if this is called after each test, it fails for the test that completes an inversion. It also fails for a
-    later test whose transactions do the same, if their names have another stem (`pay-*` for `pay-17`).
+    No test needs to end in a deadlock: one test may lock in one order, and another test in the other order. Each
+    inversion is reported once. So if this is called after each test, it fails for the test that completes an inversion.
+    It also fails for a later test whose transactions do the same, if their names have another stem (`pay-*` for
+    `pay-17`).
     """
     lines: list[str] = []
     for namespace, lock_order in _observed.items():

@@ -31,14 +31,16 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     waiting requests have timed out accordingly. `datetime` and `time.perf_counter` have the real time. `random`,
     `secrets`, `os.urandom` and `uuid.uuid4` depend only on the seed, so a run is reproducible.
 
-    `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only the
-    Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the run.
+    `genie.connect()` connects to this Genie server, regardless of environment variables. The network is in memory: only
+    the Genie server and the servers that the coroutine starts can be reached. Locks are kept in memory and end with the
+    run.
 
-    If `faults`, a plan of faults, is not None, the world is larger: three Genie servers, which keep their locks in a simulated
-    Redis, in a network whose delays depend on the seed. `process` starts processes of the service, which the faults break.
+    If `faults`, a plan of faults, is not None, the world is larger: three Genie servers, which keep their locks in a
+    simulated Redis, in a network whose delays depend on the seed. `process` starts processes of the service, which the
+    faults break.
 
-    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: to connect
-    one, or a client of `genie.sync`, raises RuntimeError.
+    Raises Stuck if the coroutine waits for an event that can never occur. Blocking sockets are not simulated: to
+    connect one, or a client of `genie.sync`, raises RuntimeError.
     """
     __tracebackhide__ = True  # pytest shows the line of the test instead
     if has_running_loop():
@@ -76,8 +78,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
 async def server(**settings: Any) -> AsyncIterator[tuple[str, int]]:
     """Run a Genie server in the running event loop, on a free port of 127.0.0.1.
 
-    `async with genie.testing.server() as (host, port)` gives the address. `settings` are the options of `genie serve`, with
-    underscores instead of hyphens. Without the option `redis_url` the server keeps locks in memory.
+    `async with genie.testing.server() as (host, port)` gives the address. `settings` are the options of `genie serve`,
+    with underscores instead of hyphens. Without the option `redis_url` the server keeps locks in memory.
     """
     options = Settings.from_options(**{"port": 0} | settings)
     running = Server(options, machine=SharedProcess(), lock_orders=observed(options.namespaces))

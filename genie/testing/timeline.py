@@ -36,7 +36,8 @@ class _Requests:
 
     def __init__(self) -> None:
         self._locks_by_ref: dict[tuple[int, object], str] = {}
-        """The locks of each request as text, by the number of its connection and its `ref`. Several clients may use a `ref`."""
+        """The locks of each request as text, by the number of its connection and its `ref`. Several clients may use a
+        `ref`."""
         self._by_id: dict[int, tuple[str, str]] = {}
         """The process of each request, and its locks as text, by id."""
         self._ended: set[int] = set()

@@ -57,7 +57,9 @@ class Process:
 
 
 class World:
-    """One run of a service in a simulated world. `run` returns the result of the service. `entries` is then its timeline.
+    """One run of a service in a simulated world. `run` returns the result of the service.
+
+    `entries` is then its timeline.
 
     `faults` is the plan of faults. The servers add what they observe to `lock_orders`, by namespace.
     """
@@ -116,7 +118,10 @@ class World:
             main.close()
 
     def _on_log(self, _level: str, line: MutableMapping[str, Any]) -> bool:
-        """Return True for a line of a Genie server, which is then dropped. Record a change of leadership in the timeline."""
+        """Return True for a line of a Genie server, which is then dropped.
+
+        Record a change of leadership in the timeline.
+        """
         running = NODE.get()
         if running is None or running.host not in SERVERS:
             return False
@@ -160,15 +165,10 @@ class World:
     async def run_process(self, name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """Run a function as a process of its own, and start it again after each crash, until it returns.
 
-        Returns the result of the function. Raises ValueError if the name is invalid, or a process with this name is running.
+        Returns the result of the function. Raises ValueError if the name is invalid, or a process with this name is
+        running.
         """
-        if name in RESERVED_NAMES or name.isdecimal() or "," in name or name != name.strip():
-            raise ValueError(
-                f"the name of a process must not be {', '.join(RESERVED_NAMES[1:])}, a number or empty, nor contain a "
-                f"comma; it is {name!r}"
-            )
-        if any(process.name == name for process in self.processes):
-            raise ValueError(f"the process {name!r} is running already: give each process another name")
+        self._check_process_name(name)
         process = Process(name, self.loop.create_node(name), self.loop.create_future())
         self.processes.append(process)
         start_count = 1
@@ -192,6 +192,16 @@ class World:
             self.processes.remove(process)
             if not process.node.dead:
                 self.loop.kill(process.node)  # ends the tasks and connections that the function has left
+
+    def _check_process_name(self, name: str) -> None:
+        """Raise ValueError if the name of a new process is invalid or in use."""
+        if name in RESERVED_NAMES or name.isdecimal() or "," in name or name != name.strip():
+            raise ValueError(
+                f"the name of a process must not be {', '.join(RESERVED_NAMES[1:])}, a number or empty, nor contain a "
+                f"comma; it is {name!r}"
+            )
+        if any(process.name == name for process in self.processes):
+            raise ValueError(f"the process {name!r} is running already: give each process another name")
 
     def note(self, text: str) -> None:
         """Record a note of the running process in the timeline."""
@@ -341,9 +351,10 @@ def note(text: str) -> None:
 async def process(name: str, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     """Run an async function as a process of its own, which faults can pause, crash or cut off, and return its result.
 
-    After a crash the function is called again, as by a supervisor: what it had in memory is lost. Objects that are passed to
-    it, such as a simulated database, are outside of the process and keep their state. When the function returns, its process
-    ends: its connections are closed, and its tasks stop. Without a simulated world, this is a plain call of the function.
+    After a crash the function is called again, as by a supervisor: what it had in memory is lost. Objects that are
+    passed to it, such as a simulated database, are outside of the process and keep their state. When the function
+    returns, its process ends: its connections are closed, and its tasks stop. Without a simulated world, this is a
+    plain call of the function.
 
     Raises ValueError if a process with this name is running.
     """

@@ -1,8 +1,8 @@
 """Checks one namespace without changing it: the metadata, the log, the checkpoint, the records and the recovered locks.
 
 During the check a leader may commit, write a checkpoint and trim the log. So the check reads in the order of a recovery
-(`replica.py`): the metadata, the state, the metadata again, then the log up to its end. If the log was trimmed beyond the
-checkpoint that was read, or a snapshot was restored, the check starts again.
+(`replica.py`): the metadata, the state, the metadata again, then the log up to its end. If the log was trimmed beyond
+the checkpoint that was read, or a snapshot was restored, the check starts again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from genie.storage.store import Batch, Change, RetainedReply, UnknownFormat, dec
 MAX_FINDINGS = 20
 """How many findings of each part are reported. The report has the number of omitted findings."""
 MAX_ATTEMPTS = 10
-"""How many attempts a check makes. An attempt fails if the leader trims the log or restores a snapshot during the attempt."""
+"""How many attempts a check makes. An attempt fails if the leader trims the log or restores a snapshot during the
+attempt."""
 
 
 # -- The report ---------------------------------------------------------------------------------------
@@ -97,7 +98,10 @@ class Report(Struct, rename="camel"):
 
 
 async def check_namespace(url: str, namespace: str) -> Report | None:
-    """Return the report on a namespace, or None if Redis has no key of it. Raises RedisFailure if Redis is unavailable."""
+    """Return the report on a namespace, or None if Redis has no key of it.
+
+    Raises RedisFailure if Redis is unavailable.
+    """
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
         for _ in range(MAX_ATTEMPTS):
@@ -112,8 +116,8 @@ async def check_namespace(url: str, namespace: str) -> Report | None:
 
 
 class _Changed(Exception):
-    """The namespace has changed so much that the check must start again: the log was trimmed beyond the checkpoint that was
-    read, or another state is current.
+    """The namespace has changed so much that the check must start again: the log was trimmed beyond the checkpoint that
+    was read, or another state is current.
     """
 
 
@@ -226,7 +230,10 @@ class _Check:
         return records
 
     async def _read_log(self, log: _LogCheck, latest: Meta) -> None:
-        """Pass the log up to the position of `latest` to `log`. Raises _Changed if the leader has trimmed unread entries."""
+        """Pass the log up to the position of `latest` to `log`.
+
+        Raises _Changed if the leader has trimmed unread entries.
+        """
         if not latest.has_log:
             self._add_finding("log", "the log is missing: Redis has lost a key, and the commits after the checkpoint")
             return
@@ -349,7 +356,8 @@ class _LogCheck:
         self.new_changes: dict[int, Change] = {}
         """By id, the last change after the checkpoint."""
         self.new_counters: Batch | None = None
-        """The counters of the last batch after the checkpoint, as a batch without changes. None if there is no such batch."""
+        """The counters of the last batch after the checkpoint, as a batch without changes. None if there is no such
+        batch."""
         self._previous_counters: Batch | None = None
         """The counters of the previous batch, before or after the checkpoint. None before the first batch."""
         self.bases: dict[int, Position] = {}

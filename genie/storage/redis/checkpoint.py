@@ -1,9 +1,9 @@
 """Checkpoints: the leader writes the changes of the log to the stored state, so that the log can be trimmed.
 
-A checkpoint is fuzzy: it is written in parts, between commits. The state then contains some changes of the log that are later
-than the stored position of the checkpoint. Recovery applies these changes again, which has no effect: a record is the whole new
-value of an id. The order makes a crash harmless at any moment: first the records, then the position of the checkpoint, then
-the log is trimmed up to that position.
+A checkpoint is fuzzy: it is written in parts, between commits. The state then contains some changes of the log that are
+later than the stored position of the checkpoint. Recovery applies these changes again, which has no effect: a record is
+the whole new value of an id. The order makes a crash harmless at any moment: first the records, then the position of
+the checkpoint, then the log is trimmed up to that position.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ CHECKPOINT_BYTES = 8 << 20
 CHECKPOINT_ENTRIES = 20_000
 """A checkpoint is due after this many log entries."""
 READ_BYTES = 128 << 10
-"""About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes them."""
+"""About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes
+them."""
 PART_SIZE = 1_000
 """How many records one call writes or deletes at most. Limited, because Redis serves no other client during a call."""
 PART_BYTES = 1 << 20
@@ -43,15 +44,18 @@ class OnLoss(Protocol):
     """A callback for the case that Redis seems to have lost data."""
 
     def __call__(self, *, has_lost_state: bool) -> None:
-        """Handle the loss. With `has_lost_state`, more than the end of the log is lost: the snapshot must be restored."""
+        """Handle the loss.
+
+        With `has_lost_state`, more than the end of the log is lost: the snapshot must be restored.
+        """
 
 
 class Checkpointer:
     """Writes checkpoints of the namespace that this node leads.
 
     It collects the changes of the stored batches, so it need not read back this leader's entries of the log. The first
-    checkpoint also has the entries of former leaders, which it reads from the log. `counters` is a batch without changes, with
-    the counters at the beginning of this leader's epoch.
+    checkpoint also has the entries of former leaders, which it reads from the log. `counters` is a batch without
+    changes, with the counters at the beginning of this leader's epoch.
     """
 
     def __init__(self, keyspace: Keyspace, counters: Batch, on_loss: OnLoss, log: FilteringBoundLogger) -> None:
@@ -76,7 +80,10 @@ class Checkpointer:
         """The highest id that any checkpoint, finished or not, may have written to the state."""
 
     def add(self, batch: Batch, lines: dict[int, bytes], size: int) -> None:
-        """Add a stored batch, of `size` encoded bytes, to the next checkpoint. `lines` are its changes, encoded, by id."""
+        """Add a stored batch, of `size` encoded bytes, to the next checkpoint.
+
+        `lines` are its changes, encoded, by id.
+        """
         self._stored_index += 1
         self._last_batch = batch
         self._changes.update(lines)
@@ -178,16 +185,23 @@ class Checkpointer:
                     return None, {}
                 for entry in entries:
                     if isinstance(entry, BatchCommitted) and entry.position <= end:
-                        for id_, record in entry.records.items():
-                            changes[int(id_)] = b"%b %b" % (id_, record) if record else id_
+                        changes.update(_lines_of(entry))
         except LogTruncated:  # the log lacks an entry that this leader has read or written
             self._on_loss(has_lost_state=True)
             return None, {}
         return meta.checkpoint.position, changes
 
 
+def _lines_of(batch: BatchCommitted) -> dict[int, bytes]:
+    """Return the lines of a batch by id."""
+    return {int(id_): b"%b %b" % (id_, record) if record else id_ for id_, record in batch.records.items()}
+
+
 def _is_deletion(line: bytes) -> bool:
-    """Return whether a line of a batch deletes an id. Such a line is the id alone. Other lines also have a space and a record."""
+    """Return whether a line of a batch deletes an id. Such a line is the id alone.
+
+    Other lines also have a space and a record.
+    """
     return b" " not in line
 
 

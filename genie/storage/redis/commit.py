@@ -1,14 +1,14 @@
 """The write path: append a batch to the log of the primary, retry it, and wait for replicas and disks.
 
-A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this connection
-has changed the log or `meta` since the last WATCH: another leader, a rollback, a resynchronization with another primary, a
-lost key. So a batch is always appended directly after the last batch that this leader knows to be stored. The WATCH of one
-commit protects the next commit. A checkpoint of this leader changes `meta`, so Redis rejects the next commit, which is then
-sent again.
+A commit is a transaction on one connection: MULTI, XADD, EXEC, WATCH. Redis rejects the XADD if anything but this
+connection has changed the log or `meta` since the last WATCH: another leader, a rollback, a resynchronization with
+another primary, a lost key. So a batch is always appended directly after the last batch that this leader knows to be
+stored. The WATCH of one commit protects the next commit. A checkpoint of this leader changes `meta`, so Redis rejects
+the next commit, which is then sent again.
 
-After each failure, and on each new connection, the writer watches both keys and reads the last id of the log. The id tells
-whether the batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether Redis lacks
-earlier batches.
+After each failure, and on each new connection, the writer watches both keys and reads the last id of the log. The id
+tells whether the batch in flight was appended (its reply was lost), was not appended (it is sent again), or whether
+Redis lacks earlier batches.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Outcome(Enum):
 # -- Encoding -----------------------------------------------------------------------------------------
 
 TRIM_INTERVAL = 128
-"""Every commit whose index is a multiple of this number trims the log. Trimming costs Redis about as much as the rest of a
-small commit, so not every commit does it."""
+"""Every commit whose index is a multiple of this number trims the log. Trimming costs Redis about as much as the rest
+of a small commit, so not every commit does it."""
 
 LARGE_BATCH_BYTES = 128 << 10
 """A commit of at least this size trims the log as well, so that large batches cannot exceed the retention by much."""
@@ -71,8 +71,8 @@ class CommitEncoder:
         self.checkpoint: Position = (0, 0)
         """The checkpoint that Redis had when the log was last compared. The log may be trimmed up to this position.
 
-        The position is read from Redis: after a failover, the new primary may lack the last checkpoint although it has all
-        batches. The commit after a new checkpoint always compares, because the checkpoint changes `meta`.
+        The position is read from Redis: after a failover, the new primary may lack the last checkpoint although it has
+        all batches. The commit after a new checkpoint always compares, because the checkpoint changes `meta`.
         """
         self._encoded_bytes = 0
         """The size of all batches that were encoded, each counted once."""
@@ -82,7 +82,8 @@ class CommitEncoder:
         self._end = b"\r\n" + _EXEC + self._watch
         """The end of each commit, after the bytes of the batch."""
         self._xadd = _MULTI + b"*6\r\n" + b"".join(map(encode_bulk, ("XADD", keyspace.log, "NOMKSTREAM")))
-        """The start of a commit that does not trim the log. Its XADD has 6 words: these 3, the id, `batch` and the batch."""
+        """The start of a commit that does not trim the log. Its XADD has 6 words: these 3, the id, `batch` and the
+        batch."""
         touch = encode_command(["HSET", keyspace.meta, "nonce", keyspace.epoch.nonce])
         self.touch = _MULTI + touch + _EXEC + self._watch
         """A transaction that changes no value, after which WAIT covers everything that the log contains.
@@ -93,8 +94,8 @@ class CommitEncoder:
     def encode(self, index: int, batch: bytes) -> tuple[bytes, bytes]:
         """Return the transaction that commits a batch, and the bytes that Redis replies if it appends the batch.
 
-        Every `TRIM_INTERVAL`th commit and every large commit also trim the log. The bytes are formatted without a generic
-        encoder, because this code runs for every commit.
+        Every `TRIM_INTERVAL`th commit and every large commit also trim the log. The bytes are formatted without a
+        generic encoder, because this code runs for every commit.
         """
         id_, size = b"%d-%d" % (self._epoch, index), len(batch)
         must_trim = index % TRIM_INTERVAL == 0 or size >= LARGE_BATCH_BYTES
@@ -112,7 +113,8 @@ class CommitEncoder:
         """
         self._retention.add_trim_point(index, self._encoded_bytes)
         first_retained = self._retention.first_retained
-        # Until this leader's entries exceed a limit, those of the former leader, trimmed to the same limits, are retained.
+        # Until this leader's entries exceed a limit, those of the former leader, trimmed to the same limits, are
+        # retained.
         retained = (self._epoch, first_retained) if first_retained else (self._former_epoch, 0)
         min_id = encode_position(min(self.checkpoint, retained))
         # `~`: Redis deletes only whole nodes of the stream, and at most 10,000 entries at a time.
@@ -152,8 +154,9 @@ SCRIPT = CommitForm(result_index=0, reply_count=3)
 WAIT_TIMEOUTS_MS = (1_000,) * 3
 """How long each WAIT blocks for replicas, before the batch is retried on a new connection."""
 WAITAOF_TIMEOUTS_MS = (10, 20, 40, 80, 160, 320, 640, 1_000, 1_000)
-"""How long each WAITAOF blocks. A replica reports its fsynced offset when it receives WAITAOF, and otherwise once a second.
-At the first WAITAOF the replica has not fsynced the commit yet, so the first calls are short and are repeated soon."""
+"""How long each WAITAOF blocks. A replica reports its fsynced offset when it receives WAITAOF, and otherwise once a
+second. At the first WAITAOF the replica has not fsynced the commit yet, so the first calls are short and are repeated
+soon."""
 
 
 class AckPolicy:
@@ -175,8 +178,8 @@ class AckPolicy:
     def missing_acks(self, reply: object) -> str:
         """Return which acknowledgements are missing, as text for an error message, or "" if the commit has all of them.
 
-        `reply` is the reply to WAIT, which is the number of replicas, or the reply to WAITAOF, which is the list [1 if the
-        primary has fsynced else 0, number of replicas].
+        `reply` is the reply to WAIT, which is the number of replicas, or the reply to WAITAOF, which is the list [1 if
+        the primary has fsynced else 0, number of replicas].
         """
         if isinstance(reply, ErrorReply):
             return str(reply)
@@ -196,8 +199,8 @@ class AckPolicy:
 # -- The batch in flight ------------------------------------------------------------------------------
 
 COMMIT_TIMEOUT_S = 2.0
-"""A commit without progress for this long is retried on a new connection. The timeout is doubled after each retry, because
-Redis may only be slow to execute a large batch."""
+"""A commit without progress for this long is retried on a new connection. The timeout is doubled after each retry,
+because Redis may only be slow to execute a large batch."""
 BACKOFF_S = (0.02, 1.0)
 """The first and the longest pause between two attempts to reach Redis."""
 
@@ -225,16 +228,17 @@ FINISHED: Final = BatchState.FINISHED
 class BatchInFlight:
     """A batch that is being committed, and the state of its commit.
 
-    `encoded` is the batch in its stored form, and `lines` are the changes in it, by id. `sent_at` is when the batch was first
-    sent (event-loop time). The lease begins then. `done` is called once: with None when the batch is stored and acknowledged,
-    or with an error.
+    `encoded` is the batch in its stored form, and `lines` are the changes in it, by id. `sent_at` is when the batch was
+    first sent (event-loop time). The lease begins then. `done` is called once: with None when the batch is stored and
+    acknowledged, or with an error.
     """
 
     state: BatchState = PENDING
     form: CommitForm = TRANSACTION
     """The form in which the batch was sent last."""
     expected_reply: bytes = b""
-    """The bytes that Redis replies if it appends the batch. Empty if they are not known, for example because WAIT follows."""
+    """The bytes that Redis replies if it appends the batch. Empty if they are not known, for example because WAIT
+    follows."""
     attempts: int = 0
     """How often the batch was sent again, or WAIT was repeated."""
     failed_waits: int = 0
@@ -250,7 +254,8 @@ class BatchInFlight:
     stalled_since: float | None = None
     """When the batch last made progress, if the timeout check has closed the connection and no outage was logged since."""
 
-    # No dataclass: mypyc compiles this constructor. Attributes that most batches never change have their values in the class.
+    # No dataclass: mypyc compiles this constructor. Attributes that most batches never change have their values in the
+    # class.
     def __init__(
         self,
         index: int,
@@ -291,9 +296,9 @@ def _none_in_flight(counters: Batch) -> BatchInFlight:
 class CommitWriter:
     """Appends one batch at a time to the log, over a connection of its own, and retries it until its outcome is known.
 
-    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires. `on_rolled_back` is
-    called if Redis lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node leads, or
-    a recovery fails, the writer finishes the batch with an error.
+    `on_stored` is called when the batch in flight is stored and acknowledged as `ack_policy` requires. `on_rolled_back`
+    is called if Redis lacks earlier batches. Each of the two must finish the batch or call `recover`. If another node
+    leads, or a recovery fails, the writer finishes the batch with an error.
     """
 
     def __init__(
@@ -306,7 +311,8 @@ class CommitWriter:
         on_stored: Callable[[BatchInFlight], None],
         on_rolled_back: Callable[[BatchInFlight], None],
     ) -> None:
-        # More than 16 fields: the arguments, and the states of the connection and of the recovery, which change together.
+        # More than 16 fields: the arguments, and the states of the connection and of the recovery, which change
+        # together.
         self._primary = primary
         self._keyspace = keyspace
         self._ack_policy = ack_policy
@@ -315,7 +321,8 @@ class CommitWriter:
         self._on_stored = on_stored
         self._on_rolled_back = on_rolled_back
         self.batch = _none_in_flight(Batch())
-        """The batch in flight, or else the last batch. Before the first batch of an epoch, the result of `_none_in_flight`."""
+        """The batch in flight, or else the last batch. Before the first batch of an epoch, the result of
+        `_none_in_flight`."""
         self.full = False
         """True if Redis is out of memory, so that no new requests should be accepted."""
         self.connection: RedisConnection | None = None
@@ -344,7 +351,10 @@ class CommitWriter:
             self._check_timeout()
 
     def start_epoch(self, encoder: CommitEncoder, counters: Batch) -> None:
-        """Prepare for commits in the epoch that this node has just acquired. `counters` are those of the loaded state."""
+        """Prepare for commits in the epoch that this node has just acquired.
+
+        `counters` are those of the loaded state.
+        """
         self.batch = _none_in_flight(counters)
         self._use_encoder(encoder)
 
@@ -355,7 +365,10 @@ class CommitWriter:
         self._has_lost_state = False
 
     def write(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Append a batch to the log, and retry until its outcome is passed to `done`. The previous batch must be stored."""
+        """Append a batch to the log, and retry until its outcome is passed to `done`.
+
+        The previous batch must be stored.
+        """
         sent_at, lines = self._loop.time(), encode_changes(batch.changes)
         encoded = encode_batch(batch, lines)
         self.batch = BatchInFlight(self.batch.index + 1, batch, lines, encoded, sent_at, done)
@@ -393,8 +406,8 @@ class CommitWriter:
     async def resume(self) -> None:
         """Compare the log with the stored batches, then send the batch in flight or report its outcome.
 
-        Connects first if necessary, and retries until that succeeds. May only be called by the coroutine that was passed to
-        `recover`.
+        Connects first if necessary, and retries until that succeeds. May only be called by the coroutine that was
+        passed to `recover`.
         """
         meta = await self._watch()
         outcome = self._compare(meta)
@@ -467,7 +480,8 @@ class CommitWriter:
     def _on_replies(self, replies: object) -> None:
         """Handle the replies to the batch in flight: report the outcome, retry the batch, or wait for acknowledgements.
 
-        `replies` is the expected reply, which is not parsed, or the list of the replies to each command, or a RedisFailure.
+        `replies` is the expected reply, which is not parsed, or the list of the replies to each command, or a
+        RedisFailure.
         """
         batch = self.batch
         if batch.state is not PENDING:
@@ -487,15 +501,14 @@ class CommitWriter:
         """Handle the replies to each command of the batch in flight."""
         form = batch.form
         result = replies[form.result_index]
-        executed = (
-            result if isinstance(result, list) else ()
-        )  # the replies in that of EXEC, which may be errors as well
+        executed = result if isinstance(result, list) else ()  # the reply to EXEC has those to its commands
         results = (*replies[: form.result_index], result, *executed)
         error = next((reply for reply in results if isinstance(reply, ErrorReply)), None)
         if error is not None:
             self._on_failure(error)
             return
-        # A cluster node that is importing the slot rejects WATCH without another ASKING. The next commit then watches first.
+        # A cluster node that is importing the slot rejects WATCH without another ASKING. The next commit then watches
+        # first.
         is_watch_rejected = isinstance(replies[form.reply_count - 1], ErrorReply)
         self._watching = not is_watch_rejected and not self._has_lost_state
         if result in (None, [None]):
@@ -623,8 +636,8 @@ class CommitWriter:
     def _check_timeout(self) -> None:
         """Close the connection if the batch in flight makes no progress. Closing the connection triggers a retry.
 
-        While Redis receives more of the batch, that is progress. Each closed connection doubles the timeout. The check repeats
-        itself every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
+        While Redis receives more of the batch, that is progress. Each closed connection doubles the timeout. The check
+        repeats itself every quarter of `COMMIT_TIMEOUT_S`, because one timer per commit would cost more (measured).
         """
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         batch = self.batch
@@ -639,7 +652,10 @@ class CommitWriter:
             self.drop()
 
     def _on_recovery_done(self, task: asyncio.Task[None]) -> None:
-        """Fail the batch in flight if the recovery failed. A recovery fails only with errors that a retry cannot change."""
+        """Fail the batch in flight if the recovery failed.
+
+        A recovery fails only with errors that a retry cannot change.
+        """
         if self._recovery is task:
             self._recovery = None
         error = None if task.cancelled() else task.exception()
@@ -649,8 +665,8 @@ class CommitWriter:
     async def _retry(self, error: RedisFailure) -> None:
         """Connect to the current primary, and resume the batch in flight, which has failed with `error`.
 
-        The first failure after a successful commit begins an outage, is logged, and is retried at once. Before every later
-        attempt there is a pause.
+        The first failure after a successful commit begins an outage, is logged, and is retried at once. Before every
+        later attempt there is a pause.
         """
         if self._backoff is None:
             self._begin_outage(error)

@@ -18,7 +18,10 @@ from genie.storage.redis.url import Address, Login
 
 
 class RedisFailure(Exception):
-    """A command failed: Redis is unreachable, or replied with an error. Whether the command had an effect is unknown."""
+    """A command failed: Redis is unreachable, or replied with an error.
+
+    Whether the command had an effect is unknown.
+    """
 
 
 class ErrorReply(RedisFailure):
@@ -136,12 +139,12 @@ class RedisConnection(asyncio.Protocol):
     ) -> None:
         """Send one or more encoded commands, to which Redis sends `reply_count` replies, and call `on_reply` once.
 
-        The argument of `on_reply` is the reply, which may be an ErrorReply, or a list if `reply_count` is greater than one. It is
-        a RedisFailure if the connection ends before all replies have arrived. If Redis sends exactly the bytes of
-        `expected_reply`, they are not parsed, and the argument is the object `expected_reply` itself.
+        The argument of `on_reply` is the reply, which may be an ErrorReply, or a list if `reply_count` is greater than
+        one. It is a RedisFailure if the connection ends before all replies have arrived. If Redis sends exactly the
+        bytes of `expected_reply`, they are not parsed, and the argument is the object `expected_reply` itself.
 
-        `send` takes a callback instead of returning a future, because a future and its iteration of the event loop would
-        cost a commit more than the rest of this module (measured).
+        `send` takes a callback instead of returning a future, because a future and its iteration of the event loop
+        would cost a commit more than the rest of this module (measured).
         """
         if self._transport is None or self._transport.is_closing():
             on_reply(RedisFailure("not connected to Redis"))
@@ -180,8 +183,8 @@ class RedisConnection(asyncio.Protocol):
     def _parse(self, data: bytes) -> None:
         """Collect the replies to the command in flight, and deliver them when all have arrived.
 
-        Close the connection if there are more: a later command would take them for its own replies, and a commit would be
-        acknowledged before Redis has it.
+        Close the connection if there are more: a later command would take them for its own replies, and a commit would
+        be acknowledged before Redis has it.
         """
         self._reader.feed(data)
         replies = self._replies
@@ -208,7 +211,10 @@ class RedisConnection(asyncio.Protocol):
         self._deliver(RedisFailure(f"the connection to {self.address} ended: {exc or 'closed'}"))
 
     def _deliver(self, reply: object) -> None:
-        """Pass a reply to the callback of the command in flight, if there is one. The connection is idle from here on."""
+        """Pass a reply to the callback of the command in flight, if there is one.
+
+        The connection is idle from here on.
+        """
         on_reply, self._on_reply = self._on_reply, None
         if on_reply is not None:
             on_reply(reply)

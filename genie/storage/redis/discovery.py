@@ -107,15 +107,16 @@ class ClusterDiscovery:
         self._url = url
         self._slot = key_slot(key.encode())
         self._reported_nodes: tuple[Address, ...] = ()
-        """All nodes in the last replies. The nodes of the URL are queried as well: their host names may still resolve when
-        the addresses of all nodes have changed."""
+        """All nodes in the last replies. The nodes of the URL are queried as well: their host names may still resolve
+        when the addresses of all nodes have changed."""
         self._redirect: PrimaryLocation | None = None
         """The target of the last redirection, until `find` returns it."""
 
     async def find(self) -> PrimaryLocation:
         """Return the target of the last redirection, unless it was returned before.
 
-        Otherwise queries the cluster nodes, and returns the node that most of them report as the primary of the hash slot.
+        Otherwise queries the cluster nodes, and returns the node that most of them report as the primary of the hash
+        slot.
         """
         redirect, self._redirect = self._redirect, None
         if redirect is not None:
@@ -137,7 +138,8 @@ class ClusterDiscovery:
     def on_error_reply(self, error: ErrorReply, address: Address) -> None:
         """Store the target of a redirection: `MOVED slot host:port`, or `ASK slot host:port` while a slot is migrated.
 
-        In a redirection without a host, the target is another port of the host in `address`, which sent the redirection.
+        In a redirection without a host, the target is another port of the host in `address`, which sent the
+        redirection.
         """
         if error.code not in ("MOVED", "ASK"):
             return
@@ -191,8 +193,8 @@ async def _query_all(
 ) -> tuple[list[T], str]:
     """Run commands on all nodes in parallel. Return the parsed replies, and the errors of the other nodes as text.
 
-    A node that hangs causes no long delay: after the first reply, the other nodes have `FIRST_REPLY_GRACE_S` to reply, and
-    after the replies of a majority `MAJORITY_GRACE_S`. Then the remaining queries are cancelled.
+    A node that hangs causes no long delay: after the first reply, the other nodes have `FIRST_REPLY_GRACE_S` to reply,
+    and after the replies of a majority `MAJORITY_GRACE_S`. Then the remaining queries are cancelled.
     """
     loop = asyncio.get_running_loop()
     pending = queries = [asyncio.ensure_future(_query(node, login, parse, *commands)) for node in nodes]
@@ -229,8 +231,8 @@ async def _query_all(
 async def _query(node: Address, login: Login, parse: Callable[..., T], *commands: tuple[object, ...]) -> T:
     """Run commands on a node over a temporary connection, and return `parse(node, *replies)`.
 
-    Raises OSError or TimeoutError if the node is unreachable. Raises RedisFailure if a command fails, or if a reply has an
-    unexpected form.
+    Raises OSError or TimeoutError if the node is unreachable. Raises RedisFailure if a command fails, or if a reply has
+    an unexpected form.
     """
     async with asyncio.timeout(QUERY_TIMEOUT_S):
         connection = await RedisConnection.open(node, login)

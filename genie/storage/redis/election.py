@@ -1,9 +1,9 @@
 """Leader election without a coordinator, and the balancing of leadership over the nodes.
 
-`decide` is a pure function: it returns what a candidate does next, given what it has read and replicated. It neither waits
-nor calls Redis; `follower.py` executes its decisions. Candidates are ranked: first the last leader, whose lease may still be
-valid; then the candidate that has replicated the most acknowledged commits; among equals, the node that leads the fewest
-namespaces. A candidate of a lower rank waits longer before it acquires leadership.
+`decide` is a pure function: it returns what a candidate does next, given what it has read and replicated. It neither
+waits nor calls Redis; `follower.py` executes its decisions. Candidates are ranked: first the last leader, whose lease
+may still be valid; then the candidate that has replicated the most acknowledged commits; among equals, the node that
+leads the fewest namespaces. A candidate of a lower rank waits longer before it acquires leadership.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from genie.storage.redis.replica import LocalReplica
 from genie.storage.store import Node
 
 RECOVERY_GRACE_S = 1.0
-"""If Redis may have lost commits, each lower rank waits longer by this time. It exceeds the pause between two attempts to
-connect, so that a node of the next higher rank can reconnect in time."""
+"""If Redis may have lost commits, each lower rank waits longer by this time. It exceeds the pause between two attempts
+to connect, so that a node of the next higher rank can reconnect in time."""
 
 
 class Action(Enum):
@@ -48,8 +48,9 @@ class Decision(NamedTuple):
 
     action: Action
     not_before: float | None = None
-    """Wait until this event-loop time, so that a candidate of a higher rank can take over. While waiting, and once more at
-    the end, the candidate compares its position with the published ones. None if no candidate can have a higher rank."""
+    """Wait until this event-loop time, so that a candidate of a higher rank can take over. While waiting, and once more
+    at the end, the candidate compares its position with the published ones. None if no candidate can have a higher
+    rank."""
     rolled_back: bool = False
     """True if Redis may lack commits that this node has replicated. The wait begins with the first such observation."""
     delayed: bool = False
@@ -61,10 +62,11 @@ class Candidacy:
     """The observations of a candidate about a namespace. Times are event-loop times in seconds."""
 
     last_sign_of_life: float
-    """When a leader was last observed to be alive. Before the first observation, when this node last connected to Redis."""
+    """When a leader was last observed to be alive. Before the first observation, when this node last connected to
+    Redis."""
     has_seen_leader: bool
-    """True if a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged commits.
-    Always True if the primary cannot change."""
+    """True if a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged
+    commits. Always True if the primary cannot change."""
     empty_since: float | None = None
     """When the namespace was first observed to be empty. None if it is not empty."""
     empty_log_end: str = ""
@@ -94,7 +96,9 @@ class Candidacy:
         self.empty_since = None
 
     def note_rollback(self, meta: Meta, now: float) -> None:
-        """Record that Redis lacks commits. For each new position of Redis, the wait for the end of the lease begins again.
+        """Record that Redis lacks commits.
+
+        For each new position of Redis, the wait for the end of the lease begins again.
 
         Within a lease, the leader that made the commits can restore them.
         """
@@ -110,8 +114,9 @@ class Candidacy:
 def _lost_leader_gone_at(meta: Meta, candidacy: Candidacy, node: Node) -> float:
     """Return how long a leader may be alive whose takeover Redis has lost, as event-loop time.
 
-    Redis loses its last writes only when it restarts. Within a lease after the restart, the leader restores them or its lease
-    expires. The result is `-inf` if Redis has not restarted since the last takeover or resignation that it contains.
+    Redis loses its last writes only when it restarts. Within a lease after the restart, the leader restores them or its
+    lease expires. The result is `-inf` if Redis has not restarted since the last takeover or resignation that it
+    contains.
     """
     run = candidacy.redis_run
     if run.id == meta.run_id:
@@ -147,7 +152,10 @@ def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica)
 
 
 def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> Decision:
-    """Return what a candidate does next. `meta` was just read, and is None for an empty namespace. `now` is event-loop time."""
+    """Return what a candidate does next. `meta` was just read, and is None for an empty namespace.
+
+    `now` is event-loop time.
+    """
     if candidacy.expired_epoch is not None:
         return _on_expired_lease(meta, candidacy, replica, now)
     if meta is None:
@@ -164,7 +172,8 @@ def _on_leader(
 ) -> Decision:
     """Decide what to do if the leader stored in `meta` may be alive.
 
-    With `diverged`, the lineage of `meta` does not contain the position of the replica, because of a rollback or a fork.
+    With `diverged`, the lineage of `meta` does not contain the position of the replica, because of a rollback or a
+    fork.
     """
     if not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)
@@ -194,8 +203,8 @@ def _on_vacant(
 ) -> Decision:
     """Decide what to do if the stored leader has resigned, or was this node before a restart (`is_vacant`)."""
     if not replica.is_loaded and not (diverged and candidacy.has_seen_leader):
-        # A node must not lead with records that it cannot decode, so it loads them first. But the position of a diverged
-        # replica is kept: it tells how long to wait for the leader that made the missing commits.
+        # A node must not lead with records that it cannot decode, so it loads them first. But the position of a
+        # diverged replica is kept: it tells how long to wait for the leader that made the missing commits.
         return Decision(Action.LOAD_SNAPSHOT)
     delayed = meta.node is None  # a restarted leader takes over at once
     if diverged or not candidacy.has_seen_leader:
@@ -231,15 +240,15 @@ def _prior_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplic
 # -- Leadership balancing -----------------------------------------------------------------------------
 
 DELAY_PER_NAMESPACE_S = 0.1
-"""The election delay has two parts: this time for each namespace that this node leads, and this time for each namespace that it
-leads in excess of the node that leads the fewest."""
+"""The election delay has two parts: this time for each namespace that this node leads, and this time for each namespace
+that it leads in excess of the node that leads the fewest."""
 MAX_DELAY_S = 0.5
 """The maximum of each of the two parts, because a node may lead many namespaces."""
 TRANSFERRED_DELAY_S = 1.0
 """Additional election delay for a namespace that this node has just transferred, so that it does not win it again."""
 MIN_IMBALANCE = 2
-"""A node transfers a namespace if it leads at least this many more than the receiver. With a difference of one, the transfer
-would only exchange their roles."""
+"""A node transfers a namespace if it leads at least this many more than the receiver. With a difference of one, the
+transfer would only exchange their roles."""
 
 
 class LeadershipBalancer:
@@ -275,8 +284,8 @@ class LeadershipBalancer:
     def election_delay_s(self, own_address: str, namespace: str) -> float:
         """Return how long this node, at address `own_address`, waits before it competes for a vacant namespace.
 
-        One part of the delay grows with the number of namespaces that this node leads, the other with the difference to the node
-        that leads the fewest. For a namespace that this node has just transferred, the delay is longer.
+        One part of the delay grows with the number of namespaces that this node leads, the other with the difference to
+        the node that leads the fewest. For a namespace that this node has just transferred, the delay is longer.
         """
         own_count = self.count(own_address)
         min_count = min(Counter(self._leaders.values()).values(), default=0)

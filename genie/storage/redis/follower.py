@@ -62,8 +62,8 @@ MAX_POLL_S = 0.5
 class Follower:
     """Follows one namespace until this node has acquired leadership.
 
-    `on_role_changed` is called with each new role of this node until it leads. `prior_leadership` is the state of this node as
-    a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
+    `on_role_changed` is called with each new role of this node until it leads. `prior_leadership` is the state of this
+    node as a former leader, if it has led. `unacknowledged` are the positions of batches that this node sent as the
     leader without acknowledging them to clients. An outage in `outage_log` ends when this node reads the log again.
     """
 
@@ -78,7 +78,8 @@ class Follower:
         prior_leadership: PriorLeadership | None = None,
         unacknowledged: Collection[Position] = (),
     ) -> None:
-        # More than 16 fields: the arguments, and what this node has observed of the leader. Each step reads most of them.
+        # More than 16 fields: the arguments, and what this node has observed of the leader. Each step reads most of
+        # them.
         self._log = log.bind(namespace=keyspace.name)
         self._keyspace = keyspace
         self._reader = reader
@@ -137,7 +138,8 @@ class Follower:
     async def _step(self) -> StateMachine | None:
         """Read `meta`, decide what to do next, and do it.
 
-        Returns the state if this node has acquired leadership. Otherwise returns None, and `_step` must be called again.
+        Returns the state if this node has acquired leadership. Otherwise returns None, and `_step` must be called
+        again.
         """
         started_at = self._loop.time()
         meta = await self._keyspace.read()
@@ -187,7 +189,8 @@ class Follower:
             was_unregistered = await self._keyspace.register_candidate()
             log_end = self._keyspace.log_end
             if was_unregistered or candidacy.empty_since is None or candidacy.empty_log_end != log_end:
-                # This is the first call, or Redis has lost data or the log has grown since the last call: a leader may be alive.
+                # This is the first call, or Redis has lost data or the log has grown since the last call: a leader may
+                # be alive.
                 candidacy.empty_since, candidacy.empty_log_end = self._loop.time(), log_end
             return
         candidacy.empty_since = None
@@ -202,8 +205,8 @@ class Follower:
     async def _tail_log(self, meta: Meta, leader: Node) -> None:
         """Replicate the log until the lease of `leader` expires, or until `meta` must be read again.
 
-        An expired lease is recorded in `Candidacy.expired_epoch`, after a last read has shown that the log has no further
-        entry.
+        An expired lease is recorded in `Candidacy.expired_epoch`, after a last read has shown that the log has no
+        further entry.
         """
         candidacy = self._candidacy
         lease_s = leader.lease_ms / 1000
@@ -237,8 +240,8 @@ class Follower:
     async def _read_log(self, wait_ms: int | None) -> list[LogEntry] | None:
         """Read the next log entries, apply them to the replica, and return them.
 
-        Waits up to `wait_ms` for the first entry, or not at all if `wait_ms` is None. Returns None if the log was truncated and
-        the stored state was loaded instead. Then `meta` must be read again.
+        Waits up to `wait_ms` for the first entry, or not at all if `wait_ms` is None. Returns None if the log was
+        truncated and the stored state was loaded instead. Then `meta` must be read again.
         """
         try:
             entries = await self._reader.read(wait_ms)
@@ -272,8 +275,8 @@ class Follower:
     async def _load_replica(self) -> None:
         """Replace the replica by the stored state.
 
-        The replica stays unloaded if the namespace is empty, or if the log lacks entries. The next checkpoint replaces missing
-        entries, so the caller loads again.
+        The replica stays unloaded if the namespace is empty, or if the log lacks entries. The next checkpoint replaces
+        missing entries, so the caller loads again.
         """
         # Loading moves the log reader: after an interruption, the old replica would not match it.
         old, self._replica.lazy = self._replica.lazy, None
@@ -306,9 +309,9 @@ class Follower:
     ) -> StateMachine | None:
         """Wait as the decision says, then acquire leadership and return the state.
 
-        Returns None if the wait has not ended or another node was faster: the caller then reads `meta` and decides again.
-        `started_at` is the event-loop time at which this node began to read `meta`. `lease_expired` says whether the lease of
-        the leader in `meta` has expired.
+        Returns None if the wait has not ended or another node was faster: the caller then reads `meta` and decides
+        again. `started_at` is the event-loop time at which this node began to read `meta`. `lease_expired` says whether
+        the lease of the leader in `meta` has expired.
         """
         if decision.rolled_back and meta is not None:
             self._candidacy.note_rollback(meta, self._loop.time())
@@ -369,8 +372,8 @@ class Follower:
     async def _acquire(self, meta: Meta | None) -> StateMachine | None:
         """Acquire leadership, and return the state to continue from.
 
-        Returns None if another node was faster, or the leader has committed since `meta` was read. Raises UnknownFormat, without
-        a change, if the log has a record that this version of Genie does not know.
+        Returns None if another node was faster, or the leader has committed since `meta` was read. Raises
+        UnknownFormat, without a change, if the log has a record that this version of Genie does not know.
         """
         if self._replica.is_loaded and meta is not None and meta.history.contains(self._reader.position):
             await self._catch_up_to(meta.position)
@@ -386,20 +389,21 @@ class Follower:
     async def _take_over(self) -> StateMachine | None:
         """Return the state with which to lead after the acquisition, or None if Redis has lost everything since then.
 
-        No earlier leader can commit any more, so the replica applies the rest of the log. If Redis lacks acknowledged commits that
-        this node has, they are restored.
+        No earlier leader can commit any more, so the replica applies the rest of the log. If Redis lacks acknowledged
+        commits that this node has, they are restored.
         """
         self._has_acquired = True
         history = self._keyspace.history
         base = history.ends[-2]  # the position from which the new epoch continues
         missing = self._replica.missing_from(history)
         if missing is not None:
-            # Redis now has a new epoch after its rolled-back state. Record that the local state follows this epoch, so that
-            # restoring can be repeated if it fails.
+            # Redis now has a new epoch after its rolled-back state. Record that the local state follows this epoch, so
+            # that restoring can be repeated if it fails.
             snapshot = Snapshot(missing.history.advanced_to((self._keyspace.epoch.number, 1)), missing.state)
             self._replica.keep_only(snapshot)
             return await self._restore(snapshot)
-        # Any commit that Redis lacks was acknowledged to no client. A replica that contains such a commit is loaded again.
+        # Any commit that Redis lacks was acknowledged to no client. A replica that contains such a commit is loaded
+        # again.
         has_unacknowledged = self._reader.history.has_commits_beyond(history)
         if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
             await self._load_replica()

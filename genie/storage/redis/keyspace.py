@@ -41,8 +41,8 @@ from genie.storage.store import Batch, LeadershipLost, Node, UnknownFormat, deco
 from genie.tasks import cancel_and_wait
 
 FORMAT_VERSION = 1
-"""The version of the stored format: the keys, their fields, the log entries and the records. A server that finds another
-version neither leads the namespace nor changes it."""
+"""The version of the stored format: the keys, their fields, the log entries and the records. A server that finds
+another version neither leads the namespace nor changes it."""
 
 TRANSFER_REQUEST_TTL_MS = 3_000
 """How long a transfer request is valid unless it is repeated."""
@@ -122,7 +122,8 @@ class Meta:
 class Takeover:
     """A new epoch that this node tries to start. It is started if Redis has not changed since this node has read it.
 
-    The epoch continues from the stored state (`checkpoint` is None), a restored snapshot (`base` is None), or an empty state.
+    The epoch continues from the stored state (`checkpoint` is None), a restored snapshot (`base` is None), or an empty
+    state.
     """
 
     epoch: LeaderEpoch
@@ -139,8 +140,8 @@ class Takeover:
     record_count: int = 0
     """How many records the new state must have."""
     candidate_id: str | None = None
-    """The id of this node among the candidates. If it is not registered any more, Redis has lost everything since the namespace
-    was read as empty, and the takeover fails. None if this is not checked."""
+    """The id of this node among the candidates. If it is not registered any more, Redis has lost everything since the
+    namespace was read as empty, and the takeover fails. None if this is not checked."""
 
 
 class Keyspace:
@@ -156,8 +157,8 @@ class Keyspace:
         self._publish_count = 0
         """How often this node has published a position."""
         self._rivals: dict[bytes, tuple[bytes, float]] = {}
-        """By id of each other candidate, the position that it has published last, as stored, and when this node first read it
-        (event-loop time)."""
+        """By id of each other candidate, the position that it has published last, as stored, and when this node first
+        read it (event-loop time)."""
         self._attempted_restore: LeaderEpoch | None = None
         """The epoch of a snapshot restore whose outcome is unknown. None if there is no such restore."""
         self._attempted_acquisition: LeaderEpoch | None = None
@@ -169,8 +170,8 @@ class Keyspace:
         self.log = self.key("log")
         """The key of the log."""
         self.log_end = ""
-        """The id of the last log entry at the last `read`, or empty if there was none. Without `meta` the log is useless, but
-        a log that grows shows that a leader is alive."""
+        """The id of the last log entry at the last `read`, or empty if there was none. Without `meta` the log is
+        useless, but a log that grows shows that a leader is alive."""
         self.epoch = LeaderEpoch(0, "", "")
         """The last epoch that this node led. Its number is 0 if this node has never led."""
         self.history = EpochHistory()
@@ -183,7 +184,8 @@ class Keyspace:
     async def read(self) -> Meta | None:
         """Return the metadata with the end of the log, or None if the namespace is empty: new, or lost by Redis.
 
-        Raises UnknownFormat if another version of Genie has written the namespace in a format that this version does not know.
+        Raises UnknownFormat if another version of Genie has written the namespace in a format that this version does
+        not know.
         """
         reply = await self.primary.call("EVAL", _READ, 2, self.meta, self.log)
         self.log_end = reply[1].decode()
@@ -198,10 +200,12 @@ class Keyspace:
         return self._decode_meta(await connection.call("EVAL", _READ, 2, self.meta, self.log), asking=connection.asking)
 
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
-        """Decode the reply of `read.lua`: the fields and values of `meta`, and the id of the last log entry. Record its epoch.
+        """Decode the reply of `read.lua`: the fields and values of `meta`, and the id of the last log entry.
 
-        Returns None if `meta` does not exist. With `asking`, that raises RedisFailure instead, because the slot is being migrated
-        to the node that replied.
+        Record its epoch.
+
+        Returns None if `meta` does not exist. With `asking`, that raises RedisFailure instead, because the slot is
+        being migrated to the node that replied.
         """
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
@@ -228,8 +232,9 @@ class Keyspace:
     async def acquire_leadership(self, node: Node, observed: Meta | None) -> bool:
         """Start a new epoch with `node` as the leader. Afterwards no earlier leader can commit.
 
-        The epoch continues from the position of `observed`, or from an empty state if `observed` is None. Returns False if the
-        metadata or the log has changed since `observed` was read: another node has taken over, or the leader has committed.
+        The epoch continues from the position of `observed`, or from an empty state if `observed` is None. Returns False
+        if the metadata or the log has changed since `observed` was read: another node has taken over, or the leader has
+        committed.
         """
         epoch = self._next_epoch()
         self._attempted_restore = None
@@ -263,7 +268,9 @@ class Keyspace:
         return True
 
     async def register_candidate(self) -> bool:
-        """Register this node as a candidate that waits while the namespace is empty. Return False if it was registered before.
+        """Register this node as a candidate that waits while the namespace is empty.
+
+        Return False if it was registered before.
 
         A repeated call returns True only if Redis has lost data since the last call.
         """
@@ -273,8 +280,9 @@ class Keyspace:
     async def publish_position_and_compare(self, position: Position) -> bool:
         """Publish this candidate's replicated position, and return whether another candidate has published a later position.
 
-        Other candidates ignore the position if it is not published again within `POSITION_TTL_S`. Each publication has a new count, so that each changes the stored value. Other nodes measure the time since they first
-        read the value, so clocks of different nodes are not compared.
+        Other candidates ignore the position if it is not published again within `POSITION_TTL_S`. Each publication has a new
+        count, so that each changes the stored value. Other nodes measure the time since they first read the value, so clocks of
+        different nodes are not compared.
         """
         now = asyncio.get_running_loop().time()
         self._publish_count += 1
@@ -322,15 +330,16 @@ class Keyspace:
     async def scan_records(self) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield all records in chunks, each a map from id to encoded record.
 
-        The leader may commit during the scan. So a record may be yielded twice, with values from different moments. Raises
-        RedisFailure if Redis has lost the state.
+        The leader may commit during the scan. So a record may be yielded twice, with values from different moments.
+        Raises RedisFailure if Redis has lost the state.
         """
         meta = await self.read()
         if meta is None:
             return
         state = meta.epoch.state
         exists = False
-        # Redis reads the next chunk while the caller decodes one, which takes as long: a load takes a third less (measured).
+        # Redis reads the next chunk while the caller decodes one, which takes as long: a load takes a third less
+        # (measured).
         scan: asyncio.Task[tuple[bytes, list[bytes]]] | None = asyncio.create_task(self._scan(state, b"0"))
         try:
             while scan is not None:
@@ -358,12 +367,12 @@ class Keyspace:
     ) -> None:
         """Write the in-memory state with its lineage to a Redis that has lost commits, in a new epoch.
 
-        `node` is the leader of the epoch, or None so that any node can take over at once. If the namespace has no metadata and
-        `log_end` is not None, the log must end with the entry of this id.
+        `node` is the leader of the epoch, or None so that any node can take over at once. If the namespace has no
+        metadata and `log_end` is not None, the log must end with the entry of this id.
 
         The records are written to a new snapshot key. Finally `meta` is switched to the new key, so a crash in between
-        leaves the old state in place. Raises LeadershipLost if another node leads, or if the log has another end. After any other
-        error the caller can call `restore_snapshot` again.
+        leaves the old state in place. Raises LeadershipLost if another node leads, or if the log has another end. After
+        any other error the caller can call `restore_snapshot` again.
         """
         meta = await self.read()
         if meta is not None and meta.epoch == self._attempted_restore:
@@ -393,7 +402,10 @@ class Keyspace:
         await self._finish_restore()
 
     async def _write_records(self, key: str, state: Batch) -> int:
-        """Write all requests and retained replies of a state to the hash `key`, in chunks. Return how many there are."""
+        """Write all requests and retained replies of a state to the hash `key`, in chunks.
+
+        Return how many there are.
+        """
         changes = [(id_, change) for id_, change in state.changes.items() if change is not None]
         for start in range(0, len(changes), CHUNK):
             fields: list[object] = []  # alternating ids and records
@@ -419,18 +431,17 @@ class Keyspace:
         checkpoint, and the parts of an attempt, are numbered from 1.
 
         The status is `ok`, or the reason why nothing was changed: `other` if another node leads, `moved` if the last
-        checkpoint is not at `last`, `late` if a later part was written or the previous part was not, `lost` if Redis lacks
-        the log up to `new`, `no state` if Redis has lost the state.
+        checkpoint is not at `last`, `late` if a later part was written or the previous part was not, `lost` if Redis
+        lacks the log up to `new`, `no state` if Redis has lost the state.
         """
-        written_fields = [text for id_and_record in written.items() for text in id_and_record]
-        moved_checkpoint = new.encode() if is_last_part else b""
-        status = await self.primary.eval(
-            _CHECKPOINT,
-            [self.meta, self.log, self.epoch.state],
-            *(self.epoch.number, self.epoch.nonce, encode_position(last), attempt, part, *new.position),
-            *(moved_checkpoint, len(deleted), *deleted, *written_fields),
-        )
-        return bytes(status)
+        arguments: list[object] = [self.epoch.number, self.epoch.nonce]
+        arguments += encode_position(last), attempt, part, *new.position
+        arguments.append(new.encode() if is_last_part else b"")
+        arguments += len(deleted), *deleted
+        for id_and_record in written.items():
+            arguments += id_and_record
+        keys = [self.meta, self.log, self.epoch.state]
+        return bytes(await self.primary.eval(_CHECKPOINT, keys, *arguments))
 
     async def _finish_restore(self) -> None:
         """Delete the former state and abandoned snapshots, then forget the attempt.
@@ -467,7 +478,8 @@ class Keyspace:
         Raises RedisFailure if Redis has lost records of the new state.
         """
         epoch, observed, checkpoint = takeover.epoch, takeover.observed, takeover.checkpoint
-        # The epoch, the nonce and the last log id that Redis must still have. An empty string stands for a missing value.
+        # The epoch, the nonce and the last log id that Redis must still have. An empty string stands for a missing
+        # value.
         expected: tuple[object, ...] = ("", "", self.log_end)
         if observed is not None:
             log_end = encode_position(observed.position) if observed.has_log else ""
@@ -496,11 +508,15 @@ class Keyspace:
 
     async def _register_snapshot(self, epoch: LeaderEpoch) -> None:
         """Register the snapshot key of `epoch` before it is written, so that the next leader deletes it if this node crashes."""
-        # With the key `meta`, the script fails on a node that has only one of the keys during the migration of a hash slot.
+        # With the key `meta`, the script fails on a node that has only one of the keys during the migration of a hash
+        # slot.
         await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self.key("snapshots")], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
-        """Set the epoch that this node leads, and its lineage. `before` are the last positions of the earlier epochs."""
+        """Set the epoch that this node leads, and its lineage.
+
+        `before` are the last positions of the earlier epochs.
+        """
         self.epoch = epoch
         self._attempted_acquisition = None
         self.history = EpochHistory((*before, (epoch.number, 0)))
@@ -508,8 +524,8 @@ class Keyspace:
     def _next_epoch(self) -> LeaderEpoch:
         """Return a new epoch, whose number is higher than every number that this node has read or chosen.
 
-        The number is the Unix time in µs, or one more than the highest number if the clock is slow. So the number is also new
-        if Redis has lost the last epoch, and two partitioned nodes are unlikely to choose the same number.
+        The number is the Unix time in µs, or one more than the highest number if the clock is slow. So the number is
+        also new if Redis has lost the last epoch, and two partitioned nodes are unlikely to choose the same number.
         """
         self.highest_epoch = max(self.highest_epoch + 1, time.time_ns() // 1000)
         nonce = secrets.token_hex(8)

@@ -1,9 +1,9 @@
 """The log of a namespace, and the epoch history that tells a rollback from a fork.
 
-*Rollback*: a Redis returns to an earlier state, because its last writes were lost with its machine. Then a node that has
-replicated more restores the snapshot. *Fork*: two Redis instances continue from one state during a partition, each with its
-own leader. Then a node discards the commits that the surviving Redis never had. Epoch numbers alone cannot distinguish the two
-cases.
+*Rollback*: a Redis returns to an earlier state, because its last writes were lost with its machine. Then a node that
+has replicated more restores the snapshot. *Fork*: two Redis instances continue from one state during a partition, each
+with its own leader. Then a node discards the commits that the surviving Redis never had. Epoch numbers alone cannot
+distinguish the two cases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Position = tuple[int, int]
 """A position in the log: the epoch, and the index of the batch within it. Index 0 is the start of the epoch."""
 
 MAX_EPOCHS = 50
-"""How many epochs a history contains at most. A rollback by more epochs is treated as a fork: the state of Redis is kept."""
+"""How many epochs a history contains at most. A rollback by more epochs is treated as a fork: the state of Redis is
+kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,8 @@ MAX_LOG_ENTRIES = 100_000
 FIRST_READ_ENTRIES = 16
 """How many entries a reader reads at first, while it does not know how large they are."""
 MAX_READ_BYTES = 1 << 20
-"""About how many bytes one call of `LogReader.read` reads. Limited, because Redis serves no other client while it copies
-them, and the reader serves none while it decodes them."""
+"""About how many bytes one call of `LogReader.read` reads. Limited, because Redis serves no other client while it
+copies them, and the reader serves none while it decodes them."""
 MAX_READ_ENTRIES = 200
 """How many entries one call of `LogReader.read` reads at most."""
 
@@ -174,9 +175,10 @@ class LogReader:
     async def read(self, wait_ms: int | None) -> list[LogEntry]:
         """Return the next entries, and move the reader to the last of them.
 
-        Returns at most `MAX_READ_ENTRIES` entries, of about `max_read_bytes` in total, or an empty list if there is none. Waits
-        up to `wait_ms` milliseconds for the first entry, or not at all if `wait_ms` is None. 0 is not allowed, because Redis
-        would wait forever. Raises LogTruncated if the log does not continue at the position of this reader.
+        Returns at most `MAX_READ_ENTRIES` entries, of about `max_read_bytes` in total, or an empty list if there is
+        none. Waits up to `wait_ms` milliseconds for the first entry, or not at all if `wait_ms` is None. 0 is not
+        allowed, because Redis would wait forever. Raises LogTruncated if the log does not continue at the position of
+        this reader.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         count = min(self._max_count, MAX_READ_ENTRIES)
@@ -189,7 +191,10 @@ class LogReader:
         return [self._advance(id_, fields) for id_, fields in entries]
 
     def _advance(self, id_: bytes, fields: list[bytes]) -> LogEntry:
-        """Decode a log entry, and move the reader to it. Raises LogTruncated if it does not follow the previous entry."""
+        """Decode a log entry, and move the reader to it.
+
+        Raises LogTruncated if it does not follow the previous entry.
+        """
         position = decode_position(id_)
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         if b"base" in values:  # a takeover

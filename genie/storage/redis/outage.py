@@ -31,15 +31,16 @@ class OutageLog:
         self._reached_at: float | None = None
         """When Redis answered for the first time after the last failure (event-loop time). None if it has not answered."""
         self._last_logged: tuple[bool, str] | None = None
-        """The last failure of the current outage that was logged: whether this node led, and the error. None if none was."""
+        """The last failure of the current outage that was logged: whether this node led, and the error. None if none
+        was."""
         self._logged_at = 0.0
         """When that failure was logged (event-loop time)."""
 
     def on_failure(self, error: BaseException, now: float, since: float, *, leads: bool) -> StoreOutage:
         """Count and log a failure, and return the outage to which it belongs. Times are event-loop times.
 
-        If there is no outage, one begins, whose start is `since`. `leads` says whether this node leads. An error that repeats is
-        logged every `LOG_INTERVAL_S`, or only once if a node that does not lead is denied access.
+        If there is no outage, one begins, whose start is `since`. `leads` says whether this node leads. An error that
+        repeats is logged every `LOG_INTERVAL_S`, or only once if a node that does not lead is denied access.
         """
         text = str(error) or type(error).__name__
         is_follower_denied = not leads and is_denied(error)
@@ -62,12 +63,18 @@ class OutageLog:
         return self.current
 
     def on_reached(self, now: float) -> None:
-        """Record that Redis has answered. If no further failure follows, `end` takes this time as the end of the outage."""
+        """Record that Redis has answered.
+
+        If no further failure follows, `end` takes this time as the end of the outage.
+        """
         if self.current is not None and self._reached_at is None:
             self._reached_at = now
 
     def end(self, address: Address | None, now: float) -> None:
-        """End the outage, if there is one, and log its duration. `address` is the Redis that answers again, if known."""
+        """End the outage, if there is one, and log its duration.
+
+        `address` is the Redis that answers again, if known.
+        """
         if self.current is None:
             return
         ended_at = now if self._reached_at is None else self._reached_at

@@ -52,10 +52,12 @@ def is_denied(error: BaseException) -> bool:
 
 
 class Primary:
-    """Calls commands on the Redis that is currently the primary. In a cluster, this is the primary of the hash slot of `key`.
+    """Calls commands on the Redis that is currently the primary.
 
-    A primary with fewer than `min_replicas` connected replicas is rejected. With `fsync`, a Redis without WAITAOF is rejected
-    as well.
+    In a cluster, this is the primary of the hash slot of `key`.
+
+    A primary with fewer than `min_replicas` connected replicas is rejected. With `fsync`, a Redis without WAITAOF is
+    rejected as well.
     """
 
     def __init__(self, url: RedisUrl, key: str, min_replicas: int = 0, *, fsync: bool = False) -> None:
@@ -75,8 +77,8 @@ class Primary:
     async def connect(self) -> RedisConnection:
         """Discover the current primary, connect to it, and check its role.
 
-        Returns a new connection, which belongs to the caller. If the primary has changed, the shared connection is closed.
-        Raises RedisFailure if any step fails, or if the discovered Redis is not a suitable primary.
+        Returns a new connection, which belongs to the caller. If the primary has changed, the shared connection is
+        closed. Raises RedisFailure if any step fails, or if the discovered Redis is not a suitable primary.
         """
         location: PrimaryLocation | None = None
         try:
@@ -93,7 +95,8 @@ class Primary:
             kind = AccessDenied if is_denied(error) else RedisFailure
             raise kind(f"{location.address} rejected the connection: {error}") from None
         except OSError as error:
-            raise RedisFailure(str(error) if location is None else f"{location.address}: {error}") from error
+            prefix = "" if location is None else f"{location.address}: "
+            raise RedisFailure(f"{prefix}{error}") from error
         connection.asking = location.asking
         if self._connection is not None and self._connection.address != connection.address:
             self.drop()  # the former primary may still accept writes until it notices its demotion
@@ -110,7 +113,9 @@ class Primary:
         return connection
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
-        """Run one command, and return its reply. Connects first if necessary. The command may block for `wait_s` seconds.
+        """Run one command, and return its reply. Connects first if necessary.
+
+        The command may block for `wait_s` seconds.
 
         Raises RedisFailure if the command fails. Redis may have executed the command nevertheless. After any error the
         connection is closed, and the next call discovers the primary again.
@@ -146,18 +151,23 @@ class Primary:
         return await self.call("EVAL", script, len(keys), *keys, *arguments)
 
     async def read(self, keys: list[str], command: str, *arguments: object) -> Any:
-        """Run one command that reads the first of `keys`, and return its reply. Raises RedisFailure if only some keys exist.
+        """Run one command that reads the first of `keys`, and return its reply.
 
-        The command is run by a script: during the migration of a hash slot, the importing node replies to a plain command as if
-        a key that has not arrived yet did not exist, but rejects a script.
+        Raises RedisFailure if only some keys exist.
 
-        The script has no allow-oom flag, because Redis would treat it as a write. Followers must be able to read while Redis
-        accepts no writes.
+        The command is run by a script: during the migration of a hash slot, the importing node replies to a plain
+        command as if a key that has not arrived yet did not exist, but rejects a script.
+
+        The script has no allow-oom flag, because Redis would treat it as a write. Followers must be able to read while
+        Redis accepts no writes.
         """
         return await self.call("EVAL", CALL_SCRIPT, len(keys), *keys, command, *arguments)
 
     async def write(self, command: str, key: str, *arguments: object) -> Any:
-        """Run one command that writes `key`, and return its reply. Redis 7 or newer runs it also while it is out of memory."""
+        """Run one command that writes `key`, and return its reply.
+
+        Redis 7 or newer runs it also while it is out of memory.
+        """
         return await self.eval(CALL_SCRIPT, [key], command, *arguments)
 
     def on_error(self, error: object, address: Address) -> None:
@@ -168,7 +178,8 @@ class Primary:
     async def find_replacement(self, connection: RedisConnection) -> Address | None:
         """Return the address of the Redis that has replaced the Redis of `connection` as the primary, or None.
 
-        A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts writes.
+        A primary that was isolated or suspended does not notice immediately that it was replaced, and still accepts
+        writes.
         """
         # A node that is importing the slot (`asking`) is not yet the primary that discovery reports.
         if not self.may_change or connection.asking:

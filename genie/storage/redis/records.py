@@ -1,8 +1,8 @@
 """The encoding of batches and records. No other module depends on the format.
 
-A *record* is the JSON form of a held or waiting request, or of a retained reply. An encoded *batch* is text of several lines.
-The first line has the clock and the counters. Each further line has an id, a space and the record, or an id alone, which
-deletes the id.
+A *record* is the JSON form of a held or waiting request, or of a retained reply. An encoded *batch* is text of several
+lines. The first line has the clock and the counters. Each further line has an id, a space and the record, or an id
+alone, which deletes the id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SESSION_TIMEOUT_MS = 10_000.0
 
 
 MAX_NUMBER = 2**53
-"""No server stores a greater number, except `NEVER` as a deadline. A server cannot calculate with some, or send them to clients."""
+"""No server stores a greater number, except `NEVER` as a deadline. A server cannot calculate with some, or send them to
+clients."""
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Integer = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
@@ -44,8 +45,8 @@ class StoredDetails(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=F
 class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A held or waiting request, or a retained reply, without its id. Default values are omitted to save memory.
 
-    More than 16 fields: one for each key of the stored JSON object. A record with an unknown field is rejected: a later version
-    of Genie has written it, and the field may matter.
+    More than 16 fields: one for each key of the stored JSON object. A record with an unknown field is rejected: a later
+    version of Genie has written it, and the field may matter.
     """
 
     since: Number
@@ -53,7 +54,8 @@ class Record(Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     since_unix_ms: Integer
     """The same moment as Unix time. 0 for a retained reply."""
     deadline: Annotated[int, Meta(ge=-MAX_NUMBER, le=NEVER)]
-    """When the request expires, in milliseconds of the lock manager's clock. 0 for a retained reply, `NEVER` without a time limit."""
+    """When the request expires, in milliseconds of the lock manager's clock. 0 for a retained reply, `NEVER` without a
+    time limit."""
     state: Literal["held", "queued", "ended"] = "held"
     """`ended` for a retained reply."""
     queue_timeout_ms: Number = TIMEOUT_MS
@@ -113,8 +115,8 @@ def encode(change: Request | RetainedReply) -> bytes:
             session_key, session_timeout_ms, session_note = origin.key, origin.timeout_ms, origin.note
         elif note is None:  # a connection without a session is not stored: store its note as the note of the request
             note = origin.note
-    # The arguments are positional, because keywords would be slower on this hot path. msgspec omits a field whose value is the
-    # same object as the default: so a timeout that is equal to the default is replaced by the default.
+    # The arguments are positional, because keywords would be slower on this hot path. msgspec omits a field whose value
+    # is the same object as the default: so a timeout that is equal to the default is replaced by the default.
     return _encode(
         Record(
             change.since,
@@ -200,7 +202,10 @@ def decode_counters(encoded: bytes) -> Batch:
 
 
 def split_batch(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
-    """Split an encoded batch into its encoded counters and its encoded records by id. An empty record deletes the id."""
+    """Split an encoded batch into its encoded counters and its encoded records by id.
+
+    An empty record deletes the id.
+    """
     counters, *lines = encoded.split(b"\n")
     return counters, dict([line.partition(b" ")[::2] for line in lines])
 
@@ -220,7 +225,8 @@ class RecordDecoder:
     def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
         """Decode the record of an id.
 
-        Raises UnknownFormat if the record has a field that this version of Genie does not know, or a value of another type.
+        Raises UnknownFormat if the record has a field that this version of Genie does not know, or a value of another
+        type.
         """
         try:
             stored = _decode(record)

@@ -29,40 +29,42 @@ MAX_PENDING_IDS = 2_000
 """How many ids may have an undecoded record. Applying 2,000 records takes a few hundredths of a second."""
 
 MAX_PENDING_BYTES = 256 << 10
-"""How many bytes of batches may be undecoded. The last batch may exceed this limit. About 25,000 short names have this size: the
-records of requests with thousands of names are few, but take long to apply."""
+"""How many bytes of batches may be undecoded. The last batch may exceed this limit. About 25,000 short names have this
+size: the records of requests with thousands of names are few, but take long to apply."""
 
 
 MAX_FREED_REQUESTS = 10_000
 """How many requests of a dropped state are freed at a time."""
 
 MAX_SORTED_IDS = 5_000
-"""How many ids of a loaded state are sorted at a time, because a follower that loads a million would do nothing else for half a
-second."""
+"""How many ids of a loaded state are sorted at a time, because a follower that loads a million would do nothing else
+for half a second."""
 
 
 class LazyReplica:
     """A state machine, and the undecoded records of later log entries.
 
-    Most locks are released soon. If a lock is granted and released before its records are applied, they are never decoded. So
-    following takes much less CPU time than leading, and one node can follow many namespaces.
+    Most locks are released soon. If a lock is granted and released before its records are applied, they are never
+    decoded. So following takes much less CPU time than leading, and one node can follow many namespaces.
     """
 
     def __init__(self, state_machine: StateMachine) -> None:
         self._state_machine = state_machine
         self._decoder = RecordDecoder()
         self._pending: dict[bytes, bytes] = {}
-        """The last encoded record of each id that is not applied to the state machine yet. An empty record deletes the id."""
+        """The last encoded record of each id that is not applied to the state machine yet. An empty record deletes the
+        id."""
         self._pending_bytes = 0
-        """The size of the batches that are not applied yet. Includes records that later records have replaced in `_pending`."""
+        """The size of the batches that are not applied yet. Includes records that later records have replaced in
+        `_pending`."""
         self._encoded_counters = b""
         """The encoded counters of the last batch. Empty if all batches were applied."""
 
     def append(self, entry: BatchCommitted) -> bool:
         """Add the records of one batch without decoding them.
 
-        If more than `MAX_PENDING_IDS` ids or `MAX_PENDING_BYTES` bytes are pending, decode and apply all records, which may take
-        a few hundredths of a second, and return True.
+        If more than `MAX_PENDING_IDS` ids or `MAX_PENDING_BYTES` bytes are pending, decode and apply all records, which
+        may take a few hundredths of a second, and return True.
         """
         self._pending |= entry.records
         self._pending_bytes += entry.size
@@ -107,12 +109,12 @@ class LazyReplica:
 async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundLogger) -> Batch | None:
     """Load the state: scan the records of the last checkpoint, then apply the log from the checkpoint on.
 
-    Returns the state at the new position of `reader`, or None if the namespace is empty. Raises LogIncomplete if the log lacks
-    entries that the checkpoint does not contain, because another program has deleted them.
+    Returns the state at the new position of `reader`, or None if the namespace is empty. Raises LogIncomplete if the
+    log lacks entries that the checkpoint does not contain, because another program has deleted them.
 
-    The leader may commit and write a checkpoint during the scan. Applying a change again is harmless, because a record is the
-    whole new value of an id. If the log is trimmed, Redis is rolled back or a snapshot is restored during the scan, loading
-    starts again.
+    The leader may commit and write a checkpoint during the scan. Applying a change again is harmless, because a record
+    is the whole new value of an id. If the log is trimmed, Redis is rolled back or a snapshot is restored during the
+    scan, loading starts again.
     """
     while True:
         meta = await keyspace.read()
@@ -173,9 +175,9 @@ async def _catch_up(
 ) -> bool:
     """Apply the log to the loaded records in `state`, up to the position that Redis has at the time of the call.
 
-    `position_before` is the position that Redis had before the records were loaded. Returns False if Redis was rolled back
-    since then: the loaded records may be later than the log, and must be discarded. Raises LogTruncated if the log does not
-    lead from the checkpoint to its end, for example because a snapshot was restored.
+    `position_before` is the position that Redis had before the records were loaded. Returns False if Redis was rolled
+    back since then: the loaded records may be later than the log, and must be discarded. Raises LogTruncated if the log
+    does not lead from the checkpoint to its end, for example because a snapshot was restored.
     """
     meta = await keyspace.read()
     if meta is None or not meta.history.contains(position_before):
@@ -214,8 +216,8 @@ class PriorLeadership(NamedTuple):
 class LocalReplica:
     """The latest state that this node has in memory: its replica, or its state as a former leader (`prior_leadership`).
 
-    `unacknowledged` are positions of batches that this node sent as the leader without acknowledging them to clients. Redis
-    may or may not have these batches.
+    `unacknowledged` are positions of batches that this node sent as the leader without acknowledging them to clients.
+    Redis may or may not have these batches.
     """
 
     def __init__(
@@ -231,7 +233,8 @@ class LocalReplica:
         """The position of the last batch that this node acknowledged to clients as the leader."""
         self._unacknowledged = unacknowledged
         self.lazy: LazyReplica | None = None
-        """The loaded state, to which the log is applied. None before the first load, and while the state is loaded again."""
+        """The loaded state, to which the log is applied. None before the first load, and while the state is loaded
+        again."""
 
     @property
     def is_loaded(self) -> bool:
@@ -275,7 +278,10 @@ class LocalReplica:
         return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot to restore if Redis, with the lineage `history`, lacks acknowledged commits. Otherwise return None."""
+        """Return the snapshot to restore if Redis, with the lineage `history`, lacks acknowledged commits.
+
+        Otherwise return None.
+        """
         own = self.history
         if own is None or not self.has_commits_missing_from(history):
             return None
@@ -300,7 +306,10 @@ class LocalReplica:
         return self.lazy is not None and self.lazy.append(entry)
 
     def decode(self) -> None:
-        """Decode and apply all records that were read. Raises UnknownFormat if this version of Genie does not know one."""
+        """Decode and apply all records that were read.
+
+        Raises UnknownFormat if this version of Genie does not know one.
+        """
         if self.lazy is not None:
             self.lazy.state_machine()
 

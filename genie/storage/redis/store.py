@@ -52,9 +52,9 @@ CHECK_INTERVAL_S = 1.0
 class RedisStore:
     """Stores a namespace in Redis.
 
-    `url.py` describes the forms of `url`. A commit is acknowledged when `min_replicas` replicas have it. With `fsync`, it is
-    acknowledged when the primary and these replicas have written it to disk. With `allow_data_loss`, an unsafe configuration of
-    Redis is logged instead of rejected. All namespaces of a node must share one `balancer`.
+    `url.py` describes the forms of `url`. A commit is acknowledged when `min_replicas` replicas have it. With `fsync`,
+    it is acknowledged when the primary and these replicas have written it to disk. With `allow_data_loss`, an unsafe
+    configuration of Redis is logged instead of rejected. All namespaces of a node must share one `balancer`.
     """
 
     durable = True
@@ -87,8 +87,8 @@ class RedisStore:
         self._keeps_commits = min_replicas > 0 or fsync
         """True if the settings promise that commits survive a failure of Redis."""
         self._must_check_safety = not allow_data_loss
-        """True if an unsafe configuration of Redis must be rejected. False after the first check, because ending a server that
-        runs would do more harm than logging an error."""
+        """True if an unsafe configuration of Redis must be rejected. False after the first check, because ending a
+        server that runs would do more harm than logging an error."""
         self._is_leader = False
         """True if `open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
@@ -163,7 +163,10 @@ class RedisStore:
                 self._log.warning("commit not acknowledged by Redis before leadership ended", reason=batch.ack_error)
 
     async def _follow_and_connect(self, follower: Follower) -> StateMachine:
-        """Follow until this node has acquired leadership, connect for commits, and return the state. Retries any failure."""
+        """Follow until this node has acquired leadership, connect for commits, and return the state.
+
+        Retries any failure.
+        """
         backoff = new_backoff()
         state_machine = None
         while True:
@@ -187,8 +190,8 @@ class RedisStore:
     def _begin_to_lead(self, counters: Batch, acquired_at: float) -> None:
         """Prepare for commits, and start the background tasks of a leader.
 
-        `counters` are those of the state from which this node leads. `acquired_at` is when this node acquired leadership
-        (event-loop time), and starts the first lease.
+        `counters` are those of the state from which this node leads. `acquired_at` is when this node acquired
+        leadership (event-loop time), and starts the first lease.
         """
         self._writer.start_epoch(CommitEncoder(self._keyspace), counters)
         self._start_checkpoints(counters)
@@ -197,7 +200,10 @@ class RedisStore:
             self._primary_watch = self._loop.create_task(self._watch_primary())
 
     def commit(self, batch: Batch, done: Callable[[BaseException | None], None]) -> None:
-        """Write a batch, then call `done` with None or an error. Redis applies the batch once, however often it is sent."""
+        """Write a batch, then call `done` with None or an error.
+
+        Redis applies the batch once, however often it is sent.
+        """
         self._writer.write(batch, done)
 
     async def wait_for_transfer_request(self) -> None:
@@ -232,8 +238,8 @@ class RedisStore:
     async def resign(self) -> None:
         """Step down, and store in Redis that there is no leader, so that another node can take over at once.
 
-        Does nothing if this node does not lead, or has not loaded the state yet, whose counters it would have to store. If
-        storing the resignation fails, a warning is logged, and the next leader waits for the lease to expire.
+        Does nothing if this node does not lead, or has not loaded the state yet, whose counters it would have to store.
+        If storing the resignation fails, a warning is logged, and the next leader waits for the lease to expire.
         """
         last_index, last_batch = self._writer.batch.index, self._writer.batch.batch
         if not self._is_leader:  # `open` was cancelled, perhaps after it has acquired leadership
@@ -253,7 +259,10 @@ class RedisStore:
             self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=str(error))
 
     async def close(self) -> None:
-        """Stop committing and disconnect. The leader stored in Redis is unchanged: other nodes wait for the lease to expire."""
+        """Stop committing and disconnect.
+
+        The leader stored in Redis is unchanged: other nodes wait for the lease to expire.
+        """
         await self._step_down()
         self._primary.drop()
 
@@ -279,7 +288,10 @@ class RedisStore:
         await cancel_and_wait(self._checkpointing)
 
     def _start_checkpoints(self, counters: Batch) -> None:
-        """Begin to write checkpoints in the epoch that this node has just acquired. `counters` are those of its first state."""
+        """Begin to write checkpoints in the epoch that this node has just acquired.
+
+        `counters` are those of its first state.
+        """
         self._checkpointer = Checkpointer(self._keyspace, counters, self._writer.on_loss, self._log)
         self._checkpointing = self._loop.create_task(self._checkpointer.run())
 
@@ -299,7 +311,8 @@ class RedisStore:
 
     async def _watch_primary(self) -> None:
         """Query the sentinels regularly, and disconnect if they have replaced the primary, which would lose all later commits."""
-        # At least four times in a lease, because a follower that uses the new primary takes over when the lease has expired.
+        # At least four times in a lease, because a follower that uses the new primary takes over when the lease has
+        # expired.
         interval_s = min(CHECK_INTERVAL_S, self._node.lease_ms / 1000 / 4)
         while True:
             await asyncio.sleep(interval_s)

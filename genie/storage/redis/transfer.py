@@ -80,10 +80,13 @@ _decode_line = json.Decoder(_Line).decode
 
 
 async def export_namespace(url: str, namespace: str) -> tuple[Header, Iterator[bytes]]:
-    """Export a namespace. Return the header of the export, and an iterator over all its lines, with the header as the first.
+    """Export a namespace.
 
-    The lines are the state at the position in the header, even if a leader commits during the export. Raises TransferError if
-    the namespace does not exist, has another format or lacks a part of the log. Raises RedisFailure if Redis is unavailable.
+    Return the header of the export, and an iterator over all its lines, with the header as the first.
+
+    The lines are the state at the position in the header, even if a leader commits during the export. Raises
+    TransferError if the namespace does not exist, has another format or lacks a part of the log. Raises RedisFailure if
+    Redis is unavailable.
     """
     primary = Primary(RedisUrl.parse(url), meta_key(namespace))
     try:
@@ -190,8 +193,8 @@ def _decode(line_number: int, line: bytes, kind: type[T]) -> T:
 async def import_namespace(url: str, namespace: str, header: Header, state: Batch, *, replace: bool) -> tuple[int, int]:
     """Write `state`, a decoded export, to a namespace that no server leads, in a new epoch without a leader.
 
-    The epoch is higher than those of the export and of the namespace, and the counters are not lower, so that ids and fencing
-    tokens are not assigned again. Returns the number of the new epoch, and how many records were replaced.
+    The epoch is higher than those of the export and of the namespace, and the counters are not lower, so that ids and
+    fencing tokens are not assigned again. Returns the number of the new epoch, and how many records were replaced.
 
     Raises TransferError if a server leads the namespace, or if the namespace is not empty and `replace` is False.
     """
@@ -226,8 +229,8 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
 async def _wait_for_vacancy(keyspace: Keyspace) -> Meta | None:
     """Wait until no server can lead the namespace, and return its metadata, or None if the namespace does not exist.
 
-    A leader that has not resigned may be alive until it has committed nothing for its lease. Raises TransferError if the
-    leader commits in this time.
+    A leader that has not resigned may be alive until it has committed nothing for its lease. Raises TransferError if
+    the leader commits in this time.
     """
     loop = asyncio.get_running_loop()
     first = latest = await keyspace.read()

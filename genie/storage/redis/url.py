@@ -4,7 +4,8 @@
 - `redis+sentinel://[user:password@]host[:port],host[:port],.../master-name[/db]`
 - `redis+cluster://[user:password@]host[:port],...`
 
-With `rediss` in place of `redis`, the connections use TLS. The query may have redis-py's TLS options (`?ssl_ca_certs=...`).
+With `rediss` in place of `redis`, the connections use TLS. The query may have redis-py's TLS options
+(`?ssl_ca_certs=...`).
 """
 
 from __future__ import annotations
@@ -97,7 +98,10 @@ def _single_server(base: str, rest: str) -> RedisUrl:
 
 
 def _standalone(options: dict[str, Any]) -> RedisUrl:
-    """Build the RedisUrl of one server from the options that redis-py has parsed. The option `path` is a Unix socket."""
+    """Build the RedisUrl of one server from the options that redis-py has parsed.
+
+    The option `path` is a Unix socket.
+    """
     path = options.pop("path", None)
     if path is not None:
         return RedisUrl("standalone", (Address(path, 0),), _login(options))
@@ -165,7 +169,8 @@ def _address(text: str, default_port: int, number: int) -> Address:
 def _options(url: str) -> dict[str, Any]:
     """Return the options that redis-py parses from the URL of one server. For a Unix socket, the option `path` is set.
 
-    Raises ValueError if the URL is invalid. The messages of redis-py are replaced, because they could contain a password.
+    Raises ValueError if the URL is invalid. The messages of redis-py are replaced, because they could contain a
+    password.
     """
     try:
         options = dict(parse_url(url))

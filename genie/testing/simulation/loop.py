@@ -3,8 +3,8 @@
 The loop runs ready callbacks in the order in which they became ready. When none is ready, it advances the clock to the
 next timer. Connections are made in a simulated network (`network.py`).
 
-Callbacks and tasks may belong to a *node*, which is a simulated process. The callbacks of a node that is killed never run
-again. The callbacks of a node that is stopped are deferred until the node is continued, as by SIGSTOP and SIGCONT.
+Callbacks and tasks may belong to a *node*, which is a simulated process. The callbacks of a node that is killed never
+run again. The callbacks of a node that is stopped are deferred until the node is continued, as by SIGSTOP and SIGCONT.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:  # noqa: C901 - the hot path
         """Run one iteration of the loop: advance the clock, then run all callbacks that are ready.
 
-        The method of asyncio, which this one replaces, would wait in real time. Callbacks of dead nodes are dropped, and
-        callbacks of stopped nodes are deferred. Raises Stuck if nothing can ever happen again.
+        The method of asyncio, which this one replaces, would wait in real time. Callbacks of dead nodes are dropped,
+        and callbacks of stopped nodes are deferred. Raises Stuck if nothing can ever happen again.
         """
         ready, timers = self._ready, self._scheduled
         self._now_s += self._step_s

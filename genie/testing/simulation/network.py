@@ -1,7 +1,7 @@
 """A network in memory for `SimLoop`: TCP connections with delays, partitions, resets and half-open connections.
 
-The bytes of one connection arrive in order, in random fragments and after random delays. Connections are independent of each
-other.
+The bytes of one connection arrive in order, in random fragments and after random delays. Connections are independent of
+each other.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Network:
     def listen(self, factory: Callable[[], asyncio.Protocol], host: str | None, port: int) -> Listener:
         """Accept connections at an address, and return the listener.
 
-        Without a `host`, the listener uses the host of the running node. Port 0 selects a free port. Raises OSError if the
-        address is in use.
+        Without a `host`, the listener uses the host of the running node. Port 0 selects a free port. Raises OSError if
+        the address is in use.
         """
         node = NODE.get() or self.external_node
         if not port:
@@ -94,8 +94,8 @@ class Network:
     ) -> tuple[SimTransport, asyncio.Protocol]:
         """Connect to an address, and return the client's transport and protocol.
 
-        Each side creates its protocol when the handshake reaches that side. While the two hosts are partitioned, `connect`
-        waits. Raises ConnectionRefusedError if no process listens at the address.
+        Each side creates its protocol when the handshake reaches that side. While the two hosts are partitioned,
+        `connect` waits. Raises ConnectionRefusedError if no process listens at the address.
         """
         client_node = NODE.get() or self.external_node
         host = "127.0.0.1" if host == "localhost" else host
@@ -142,8 +142,8 @@ class Network:
     def on_crash(self, node: Node, *, silently: bool) -> None:
         """End the listeners and connections of a node that was killed.
 
-        Normally the kernel of the node sends FIN or RST to the peers. With `silently` the whole machine has lost power: it
-        sends nothing, and the peers detect the loss only by TCP keepalive.
+        Normally the kernel of the node sends FIN or RST to the peers. With `silently` the whole machine has lost power:
+        it sends nothing, and the peers detect the loss only by TCP keepalive.
         """
         for address, listener in list(self.listeners.items()):
             if listener.node is node:
@@ -201,7 +201,10 @@ class Network:
         self._late.remove(late)
 
     def _deliver_delayed(self) -> None:
-        """Continue `connect` calls and deliveries after a partition has ended. Another partition may delay them again."""
+        """Continue `connect` calls and deliveries after a partition has ended.
+
+        Another partition may delay them again.
+        """
         for future in self._waiting_for_heal:
             if not future.done():
                 future.set_result(None)
@@ -296,8 +299,8 @@ class Pipe:
     def schedule_delivery(self) -> None:
         """Set a timer that delivers the next segment when the segment arrives.
 
-        No timer is set if one is already set, nothing is in flight, the hosts are partitioned, or the next segment has bytes
-        and the destination has paused reading. `heal` and `resume_reading` call this method again.
+        No timer is set if one is already set, nothing is in flight, the hosts are partitioned, or the next segment has
+        bytes and the destination has paused reading. `heal` and `resume_reading` call this method again.
         """
         if self._timer is not None or not self.segments:
             return
@@ -334,7 +337,8 @@ class Pipe:
     def _deliver_data(self) -> None:
         """Deliver the bytes of all segments that have arrived.
 
-        If `Delays.fragment` splits the bytes, only the first fragment is delivered, and the rest arrives after another delay.
+        If `Delays.fragment` splits the bytes, only the first fragment is delivered, and the rest arrives after another
+        delay.
         """
         now = self.network.loop.time()
         arrived = []
@@ -405,8 +409,8 @@ class Observer:
     def closed(self, transport: SimTransport, how: str) -> None:
         """Called when one side of a connection ends.
 
-        `how` is `close`, `abort` or `kill` if the process ends its side, and `end` (FIN) or `reset` (RST) if the process is
-        notified that the peer has ended the connection.
+        `how` is `close`, `abort` or `kill` if the process ends its side, and `end` (FIN) or `reset` (RST) if the
+        process is notified that the peer has ended the connection.
         """
 
 
@@ -467,8 +471,8 @@ class RandomDelays(Delays):
 class LateMessages:
     """Additional delays of the messages between some hosts, for `Network.delay_messages`.
 
-    `hosts` selects the messages: two hosts those between them, one host those from and to it, an empty set all messages.
-    Each message takes between half of `max_delay_s` and `max_delay_s` longer.
+    `hosts` selects the messages: two hosts those between them, one host those from and to it, an empty set all
+    messages. Each message takes between half of `max_delay_s` and `max_delay_s` longer.
     """
 
     def __init__(self, hosts: frozenset[str], max_delay_s: float, random: Random) -> None:
@@ -496,9 +500,9 @@ HIGH, LOW = 64 << 10, 16 << 10
 class SimTransport(asyncio.Transport):
     """One side of a simulated TCP connection, in the process `node`.
 
-    `out` is the pipe to the peer and `into` the pipe from the peer. `own` and `peer` are the addresses of the two sides.
-    `factory` makes the protocol when the handshake reaches this side. On the client side, the protocol is then the result of
-    `established`.
+    `out` is the pipe to the peer and `into` the pipe from the peer. `own` and `peer` are the addresses of the two
+    sides. `factory` makes the protocol when the handshake reaches this side. On the client side, the protocol is then
+    the result of `established`.
     """
 
     def __init__(
@@ -664,8 +668,8 @@ class SimTransport(asyncio.Transport):
     def _drain(self) -> None:
         """Send the buffered bytes that fit into the peer's window.
 
-        Resumes the protocol if the buffer has shrunk to `LOW` bytes. Completes a `close` or `write_eof` if the buffer is
-        empty now.
+        Resumes the protocol if the buffer has shrunk to `LOW` bytes. Completes a `close` or `write_eof` if the buffer
+        is empty now.
         """
         self._draining = False
         room = max(0, WINDOW - self.out.buffered)
@@ -722,8 +726,8 @@ class SimTransport(asyncio.Transport):
     def _finish(self, how: str, error: Exception | None) -> None:
         """Mark this side as ended, and notify the observer and the protocol.
 
-        `how` is passed to `Observer.closed`, and `error` to `connection_lost` of the protocol. If the protocol does not exist
-        yet, the pending `connect` raises `error`.
+        `how` is passed to `Observer.closed`, and `error` to `connection_lost` of the protocol. If the protocol does not
+        exist yet, the pending `connect` raises `error`.
         """
         self.has_ended = True
         self._buffer.clear()

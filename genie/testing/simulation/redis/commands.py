@@ -58,8 +58,9 @@ MAX_ID_PART = 1 << 63
 def stream_id(text: bytes, default_sequence: int) -> tuple[int, int]:
     """Parse the id of a stream entry or a bound of a range of ids. Return its milliseconds and its sequence.
 
-    The text is `MILLISECONDS-SEQUENCE`, `MILLISECONDS` alone, `-` (the least id) or `+` (the greatest id). With a leading
-    `(` the bound is exclusive, and the next greater id is returned. `default_sequence` is the sequence if the text has none.
+    The text is `MILLISECONDS-SEQUENCE`, `MILLISECONDS` alone, `-` (the least id) or `+` (the greatest id). With a
+    leading `(` the bound is exclusive, and the next greater id is returned. `default_sequence` is the sequence if the
+    text has none.
     """
     if text == b"-":
         return 0, 0
@@ -102,8 +103,8 @@ class Commands:
         self._effects: list[list[bytes]] = []
         """The commands of the current atomic write that have changed keys, also those of scripts. They are replicated."""
         self.unknown_commands: set[bytes] = set()
-        """The names of rejected commands that are not simulated. Each is a defect of the simulation, because the store takes the
-        error for a failure of Redis."""
+        """The names of rejected commands that are not simulated. Each is a defect of the simulation, because the store
+        takes the error for a failure of Redis."""
 
     def flush_scripts(self) -> None:
         """SCRIPT FLUSH: drop all cached scripts, so that EVALSHA fails."""

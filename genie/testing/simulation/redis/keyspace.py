@@ -51,7 +51,10 @@ class Keyspace:
         return iter(self._keys)
 
     def _value_of_type(self, key: bytes, kind: type) -> Any:
-        """Return the value of a key, or an empty value if the key does not exist. Raises Failure if the type differs."""
+        """Return the value of a key, or an empty value if the key does not exist.
+
+        Raises Failure if the type differs.
+        """
         value = self._keys.get(key)
         if value is None:
             return {}
@@ -75,7 +78,10 @@ class Keyspace:
         return is_new
 
     def remove_field(self, key: bytes, field: bytes) -> bool:
-        """Remove a field of a hash or a member of a set. Return whether it existed. A key that becomes empty is removed, too."""
+        """Remove a field of a hash or a member of a set. Return whether it existed.
+
+        A key that becomes empty is removed, too.
+        """
         values = self._keys.get(key)
         if values is None or field not in values:
             return False
@@ -134,8 +140,8 @@ class Keyspace:
     def _undo(self, key: bytes, field: bytes | None, before: Any) -> None:
         """Undo one change of a key, or of a field if `field` is not None.
 
-        For a key, `before` is the former value, None if the key did not exist, or a function that undoes the change. For a
-        field, `before` is a 1-tuple of the former value, or None if the field did not exist.
+        For a key, `before` is the former value, None if the key did not exist, or a function that undoes the change.
+        For a field, `before` is a 1-tuple of the former value, or None if the field did not exist.
         """
         if field is not None:
             self._undo_field(key, field, before)

@@ -89,7 +89,10 @@ class ScriptRunner:
         return reply
 
     def _to_reply(self, value: Any) -> object:
-        """Convert the value that a script returns into a reply, as Redis does. Raises Failure for a table with `err`."""
+        """Convert the value that a script returns into a reply, as Redis does.
+
+        Raises Failure for a table with `err`.
+        """
         if value is None or value is False:
             return None
         if value is True:

@@ -54,7 +54,10 @@ class CommandParser:
         return parts, position
 
     def _parse_number(self, position: int) -> tuple[int, int] | None:
-        """Parse a line `*NUMBER` or `$NUMBER`. Return the number and the position after the line, or None if it is incomplete."""
+        """Parse a line `*NUMBER` or `$NUMBER`.
+
+        Return the number and the position after the line, or None if it is incomplete.
+        """
         end = self._data.find(b"\r\n", position)
         if end < 0:
             return None
@@ -64,8 +67,8 @@ class CommandParser:
 def encode(reply: object, version: int = 2) -> bytes:
     """Encode a reply in this version of RESP, 2 or 3.
 
-    A reply is bytes, an integer, None, a list, a tuple, a dict, a set, a `Status` or a `Failure`. RESP 2 has neither dicts
-    nor sets, and represents both as lists.
+    A reply is bytes, an integer, None, a list, a tuple, a dict, a set, a `Status` or a `Failure`. RESP 2 has neither
+    dicts nor sets, and represents both as lists.
     """
     if reply is None:
         return b"_\r\n" if version > 2 else b"$-1\r\n"

@@ -189,7 +189,8 @@ class RedisConnection(asyncio.Protocol):
     def _read(self, command: list[bytes]) -> object:
         """XREAD: return the newer entries, or None if there are none.
 
-        With the option BLOCK and without newer entries, this blocks the connection, and the returned None is not a reply.
+        With the option BLOCK and without newer entries, this blocks the connection, and the returned None is not a
+        reply.
         """
         read = StreamRead(self._redis.keys, command)
         available = read.entries()
@@ -210,8 +211,8 @@ class RedisConnection(asyncio.Protocol):
     def _wait(self, replicas: int, timeout_ms: int) -> object:
         """WAIT: return how many replicas have the writes of this connection.
 
-        If fewer than `replicas` replicas have the writes, this blocks the connection until enough have them or the timeout
-        has passed, and the returned None is not a reply. A timeout of 0 means no timeout.
+        If fewer than `replicas` replicas have the writes, this blocks the connection until enough have them or the
+        timeout has passed, and the returned None is not a reply. A timeout of 0 means no timeout.
         """
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
@@ -229,7 +230,8 @@ class RedisConnection(asyncio.Protocol):
     def _block(self, try_reply: Callable[[], object], timeout_ms: int, on_timeout: Callable[[], object]) -> None:
         """Block the connection until `try_reply` returns a reply other than `NOT_YET`.
 
-        After `timeout_ms` milliseconds the reply is the result of `on_timeout` instead. A timeout of 0 means no timeout.
+        After `timeout_ms` milliseconds the reply is the result of `on_timeout` instead. A timeout of 0 means no
+        timeout.
         """
         self._try_reply = try_reply
         if timeout_ms:
@@ -242,7 +244,8 @@ class RedisConnection(asyncio.Protocol):
 PORT = 6379
 
 Fault = Callable[[list[bytes], str], str | None]
-"""Returns the fault of a command, such as `CUT_BEFORE`, or None. Called with the command and the name of the node that sent it."""
+"""Returns the fault of a command, such as `CUT_BEFORE`, or None. Called with the command and the name of the node that
+sent it."""
 
 
 class SimRedis(Commands):
@@ -289,7 +292,9 @@ class SimRedis(Commands):
             connection.on_keys_changed(keys)
 
     def execute_write(self, commands: list[list[bytes]], sender: str = "") -> list[object]:
-        """Execute commands as one atomic write, and return the replies. The reply to a command that fails is a `Failure`.
+        """Execute commands as one atomic write, and return the replies.
+
+        The reply to a command that fails is a `Failure`.
 
         If keys were changed, the change is replicated, and blocking commands that waited for it get their replies.
         """
@@ -319,7 +324,10 @@ class SimRedis(Commands):
     """The replication offset, which is the number of writes. A Redis without replication does not count."""
 
     def replicate(self, effects: list[list[bytes]], sender: str) -> None:
-        """Replicate the commands of an atomic write, which `effects` lists. `sender` is the node that sent the command."""
+        """Replicate the commands of an atomic write, which `effects` lists.
+
+        `sender` is the node that sent the command.
+        """
 
     def replicas_with(self, offset: int) -> int:  # noqa: ARG002
         """Return how many replicas have acknowledged the writes up to an offset."""
