@@ -361,7 +361,7 @@ class Dispatcher:
                 change = request if request.ref is None else notifier.retain_reply(session, request, SUCCESS, b"", now)
                 if self._short_charges or self._charges:
                     self.size.credit_request(request.id, request.context.principal)
-                    if self._charges and len(request.exclusive) > MANY_NAMES:
+                    if events is None and self._charges and len(request.exclusive) > MANY_NAMES:
                         events, begun = [], -inf
                 if outcome.durable and (request.fence or session.key is not None):
                     outcome.changes[request.id] = change

@@ -220,6 +220,19 @@ def test_units_of_too_many_choices_are_rejected() -> None:
         commands.read(line("request", anyOf=[*any_of, "1/2:a"], target=1).rstrip())
 
 
+async def test_the_grants_of_a_release_of_very_many_names_are_sent(world: World) -> None:
+    holder, waiter, other = Client(world), Client(world), Client(world)
+    names = [f"{number}" for number in range(dispatcher.MANY_NAMES + 1)]
+    other.lock(*[f"other/{number}" for number in range(20)])  # a request that is charged
+    for client in (holder, waiter):
+        client.lock(*names, queueTimeout=60_000)
+    await world.settle()
+    holder.send("release", id=holder.received[0]["payload"]["id"])
+    await world.settle()
+    assert holder.commands() == ["queued", "locked", "released"]
+    assert waiter.commands() == ["queued", "locked"]
+
+
 async def test_one_long_line_of_all_connections_is_executed_in_an_iteration(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
