@@ -135,35 +135,39 @@ class LockOrderRulesType(click.ParamType[str | None]):
 )
 @_option("--redis-url", str, _REDIS_HELP)
 @_option("--redis-host", str, "Redis that keeps the locks, in place of the URL.")
-@_option("--redis-port", PortType(), "Its port. [default: 6379]")
+@_option("--redis-port", PortType(), "Port of Redis, in place of the URL. [default: 6379]")
 @_option("--redis-min-replicas", WholeNumber(0), "Replicas of Redis that must acknowledge each commit.")
-@_option("--redis-fsync", bool, "Wait until each commit is on the disks of Redis and of those replicas (Redis 7.2).")
+@_option("--redis-fsync", bool, "Wait until each commit is on the disks of Redis and of these replicas (Redis 7.2).")
 @_option("--redis-allow-data-loss", bool, "Start although the configuration of Redis endangers acknowledged locks.")
 @_option("--advertise", str, _ADVERTISE_HELP)
 @_option("--lease", Number(0.1, 3600), "Seconds without a commit after which another server takes over.")
 @_option("--admin-host", str, "Address of the admin port.")
-@_option("--admin-port", AdminPortType(), "Admin port: metrics, health and a status page by HTTP; empty: none.")
+@_option(
+    "--admin-port", AdminPortType(), "Admin port: metrics, health and a status page by HTTP. Leave empty for none."
+)
 @_option(
     "--token",
     str,
     "Access token that clients must present. Visible in the process list: prefer GENIE_TOKEN or --token-file.",
 )
-@_option("--token-file", str, "File with that token, or with several and their permissions; reloaded on SIGHUP.")
+@_option("--token-file", str, "File with the token, or with several tokens and their permissions. Reloaded on SIGHUP.")
 @_option("--tls-cert", str, "Certificate (PEM) of this server: it requires TLS.")
 @_option("--tls-key", str, "Private key, if it is not in the certificate file.")
 @_option("--tls-ca", str, "Certificate authorities (PEM): clients must present a certificate that one of them signed.")
 @_option(
     "--reload-interval",
     Number(0),
-    "Seconds after which changed token and certificate files are reloaded without SIGHUP; 0: never.",
+    "Seconds after which changed token and certificate files are reloaded without SIGHUP. With 0 they are not.",
 )
 @_option("--insecure", bool, "Allow unauthenticated access on non-loopback addresses.")
-@_option("--slow-wait", Number(0), "Seconds after which a waiting request is logged; 0: never.")
-@_option("--lock-order", click.Choice(["on", "off"]), "Whether to find locks that transactions take in both orders.")
+@_option("--slow-wait", Number(0), "Seconds after which a waiting request is logged. With 0 none is logged.")
+@_option("--lock-order", click.Choice(["on", "off"]), "Find locks that transactions take in both orders.")
 @_option(
     "--lock-order-rules", LockOrderRulesType(), "Classes of names: PATTERN[=ordered|=ignored], separated by commas."
 )
-@_option("--history-dir", str, "Directory for the history of all locks (`genie history`); without it none is recorded.")
+@_option(
+    "--history-dir", str, "Directory for the history of all locks (`genie history`). Without it, none is recorded."
+)
 @_option(
     "--history-max-mb", WholeNumber(1), "Maximum size of the history of each namespace, with temporary files, in MiB."
 )
@@ -182,7 +186,7 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option(
     "--max-state-per-principal",
     WholeNumber(0),
-    "Bytes of the requests, sessions and watches of one principal; 0: half of --max-state.",
+    "Bytes of the requests, sessions and watches of one principal. 0 stands for half of --max-state.",
 )
 @_option(
     "--max-pending", WholeNumber(1), "Bytes of queued commands beyond which the server stops reading (back pressure)."
@@ -196,7 +200,7 @@ class LockOrderRulesType(click.ParamType[str | None]):
 @_option("--max-unread-total", WholeNumber(1 << 20), "Bytes that the clients of all connections have not read.")
 @_option("--store-timeout-ms", WholeNumber(1), "How long a commit may take before queued commands are rejected.")
 @_option("--drain-timeout-ms", WholeNumber(0), "How long a graceful shutdown waits for the last commit.")
-@_option("--config", str, "File (TOML) with these settings; an option and a variable precede it. Reloaded on SIGHUP.")
+@_option("--config", str, "File (TOML) with these settings. Options and variables take precedence. Reloaded on SIGHUP.")
 @click.pass_context
 def serve(ctx: click.Context, /, **options: Any) -> None:
     """Serve locks until SIGTERM.

@@ -59,7 +59,7 @@ def redis_options(command: Callable[..., T]) -> Callable[..., T]:
 
     @variable_option("--redis-url", "Redis of the namespace, as for `genie serve`.")
     @variable_option("--redis-host", "Redis of the namespace, in place of the URL. [default: 127.0.0.1]")
-    @variable_option("--redis-port", "Its port. [default: 6379]", type=PortType())
+    @variable_option("--redis-port", "Port of Redis, in place of the URL. [default: 6379]", type=PortType())
     @variable_option(
         "--namespace", "Namespace of the locks.", type=parse_namespace, default=NAMESPACE, show_default=True
     )

@@ -58,7 +58,7 @@ class TransportHandler(asyncio.Protocol):
         self.address = address
         self.transport: asyncio.Transport | None = None
         self.abandoned = False
-        """True if the attempt was given up. A connection that is made later must be closed."""
+        """True if the attempt was given up. A connection that is made after that must be closed."""
         self.handshake_done = asyncio.Event()
         """Set when the handshake has succeeded or failed."""
         self.closed = asyncio.Event()
@@ -105,8 +105,10 @@ class AsyncConnection:
         )
         """The protocol state machine."""
         token = check_token(options.token)
-        if not callable(token):  # a callable token is called for each connection
-            self.session.handshake.use_token(resolve_token(token))  # raises now if the token or its file is invalid
+        if not callable(token):  # a function is called only when the client connects
+            self.session.handshake.use_token(
+                resolve_token(token)
+            )  # raises an error if the token or its file is invalid
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None

@@ -188,21 +188,21 @@ class SyncConnection:
         raised when the coroutine has ended.
         """
         handover: Handover[T] = Handover()
-        tasks: list[asyncio.Task[T]] = []  # `start` appends the task in the background thread
+        tasks: list[asyncio.Task[T]] = []  # the background thread appends the task when it starts
 
-        def start() -> None:
+        def start_task() -> None:
             task = self._loop.create_task(coroutine)
             tasks.append(task)
-            task.add_done_callback(complete)
+            task.add_done_callback(pass_outcome)
 
-        def cancel() -> None:
+        def cancel_task() -> None:
             if tasks:
                 tasks[0].cancel()
-            else:  # interrupted before `start` was queued
+            else:  # the exception was raised before `start_task` was queued
                 coroutine.close()
                 handover.set_exception(asyncio.CancelledError())
 
-        def complete(task: asyncio.Task[T]) -> None:
+        def pass_outcome(task: asyncio.Task[T]) -> None:
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
             if error is None:
                 handover.set_result(task.result())
@@ -210,10 +210,10 @@ class SyncConnection:
                 handover.set_exception(error)
 
         try:
-            self._loop.call_soon_threadsafe(start)
+            self._loop.call_soon_threadsafe(start_task)
             handover.wait()
         except BaseException:
-            self._loop.call_soon_threadsafe(cancel)
+            self._loop.call_soon_threadsafe(cancel_task)
             handover.wait()  # until the coroutine has ended
             raise
         return handover.result()
