@@ -275,7 +275,9 @@ def _check_subtree(manager: LockManager, name: str, special: Subtree, queue: Wai
 
 def _check_deadlines_set(manager: LockManager) -> None:
     """Check that there is one deadline for each held request, and for each waiting request with a timeout."""
+    soonest = manager.deadlines.soonest
     ids = manager.deadlines.expired(float(NEVER), 1 << 31)  # all deadlines
+    manager.deadlines.soonest = soonest  # the search has replaced it: 0 tells the server that grants are pending
     waiting = [id_ for id_, request in manager.table.waiting.items() if request.deadline != NEVER]
     if sorted(ids) != sorted([*manager.table.held, *waiting]):
         raise Violation("the deadlines are not those of the held and waiting requests")

@@ -82,6 +82,7 @@ REGRESSION_SEEDS = [
     2081318,  # a server was killed and started again between two samples of the impairments
     5011762,  # the reply to a release by ref was lost, and its session ended by bye
     5012097,  # a hello arrived after that of a later connection, and took the session over
+    5081295,  # a check of the invariants took away the mark that grants were pending, and they were never continued
     5060083,  # one release granted units to two waiters in two steps, the later one first, because both fitted
 ]
 """Seeds that revealed a defect, each with the defect."""
