@@ -105,6 +105,10 @@ def _der_element(der: bytes, at: int) -> tuple[int, int, int]:
     return tag, start, start + length
 
 
+MAX_CERTIFICATE_NAME = 128
+"""Characters of the name in a certificate, as of the name of a principal. A certificate may have a DNS name of 16 KiB."""
+
+
 def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
     """Return the name in a verified certificate: the common name of the subject, else the first DNS name.
 
@@ -112,10 +116,10 @@ def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
     """
     for attributes in (certificate or {}).get("subject", ()):  # a tuple of (kind, value) pairs for each level
         for kind, value in attributes:
-            if kind == "commonName" and value:
+            if kind == "commonName" and 0 < len(value) <= MAX_CERTIFICATE_NAME:
                 return str(value)
     for kind, value in (certificate or {}).get("subjectAltName", ()):
-        if kind == "DNS" and value:
+        if kind == "DNS" and 0 < len(value) <= MAX_CERTIFICATE_NAME:
             return str(value)
     return None
 

@@ -14,6 +14,8 @@ from genie.cli.options import one_line
 from genie.cli.output import print_error
 from genie.text import printable
 
+MAX_MESSAGE = 10_000
+"""Characters of an error, which may repeat the value of an environment variable. The middle of a longer one is left out."""
 MAX_SENTENCE = 1_000
 """Limit in characters for click's shortened help, which no sentence reaches."""
 
@@ -33,7 +35,10 @@ class ReportedError(click.ClickException):
         usage = ""
         if isinstance(error, click.UsageError) and error.ctx is not None:
             usage = f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n\n"
-        escaped = "\n".join(map(printable, error.format_message().split("\n")))
+        message = error.format_message()
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[: MAX_MESSAGE // 2]}…{message[-MAX_MESSAGE // 2 :]}"
+        escaped = "\n".join(map(printable, message.split("\n")))
         super().__init__(f"{usage}{program}: {escaped}")
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 - click's signature

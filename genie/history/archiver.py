@@ -20,9 +20,10 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 from genie.core import NO_TIMEOUT_MS
+from genie.files import open_without_waiting
 from genie.history import records
 from genie.history.records import (
     Carried,
@@ -45,7 +46,6 @@ from genie.history.segments import (
     GAP_KEY,
     GZIP,
     INDEX,
-    NAME,
     NUMBER_BITS,
     STATE,
     Block,
@@ -57,6 +57,7 @@ from genie.history.segments import (
     is_written,
     key_of,
     list_segments,
+    named_files,
     raw_bytes,
     size_of,
 )
@@ -183,7 +184,7 @@ class _ArchiveWriter:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        self._file = _create(path)
         self._blocks: list[Block] = []
         self._pairs: list[int] = []
         """Each key combined with the number of a block that contains the key, in the format of `encode_index`."""
@@ -324,15 +325,21 @@ def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
 
     If the live requests are unknown, because the previous file was deleted, the first line is a gap.
     """
-    if segment.number > 1 and not segment.sibling(STATE).exists():
+    if segment.number > 1 and not segment.sibling(STATE).is_file():
         yield [records.unrecorded(first_at(segment), -1)]
     yield from segment.read()
+
+
+def _create(path: Path) -> BinaryIO:
+    """Create a file, in place of what a killed process has left. A FIFO with this name would wait for its reader."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
 def _write_durably(path: Path, content: bytes) -> None:
     """Write a file that only the owner can read, so that after a crash it is complete or does not exist."""
     part = path.with_name(f"{path.name}.part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with _create(part) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -360,7 +367,7 @@ class Room:
     def __init__(self, directory: Path, retention: Retention) -> None:
         self._directory, self.retention = directory, retention
         segments = list_segments(directory)
-        files = [path for path in directory.iterdir() if NAME.fullmatch(path.name) and not is_raw(path)]
+        files = [path for path, _ in named_files(directory) if not is_raw(path)]
         self._used_bytes = sum(map(size_of, files))
         segment_files = {path for segment in segments for path in segment.files}
         others = [path for path in sorted(files) if path not in segment_files]  # leftovers and damaged files
@@ -479,8 +486,8 @@ def delete_expired(directory: Path, max_age_s: float, now_ms: float) -> None:
     for segment in segments:
         if segment.is_archived or _is_young(segment.path, max_age_s, now_ms) or is_written(segment.path):
             kept.update(segment.files)
-    for path in directory.iterdir():
-        if NAME.fullmatch(path.name) and path not in kept:
+    for path, _ in named_files(directory):
+        if path not in kept:
             with contextlib.suppress(FileNotFoundError):
                 if not _is_young(path, max_age_s, now_ms):
                     path.unlink()
@@ -528,7 +535,7 @@ def clean_up(directory: Path, retention: Retention) -> int:
 @contextlib.contextmanager
 def _archiver_lock(directory: Path) -> Iterator[bool]:
     """Lock a directory for the duration of the block. Yield False if another process has locked it."""
-    with (directory / "archiver.lock").open("wb") as lock:
+    with open(directory / "archiver.lock", "wb", opener=open_without_waiting) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from genie.files import read_regular_file
 from genie.history import records
 from genie.lock_modes import WHOLE_NAMESPACE, is_subtree
 
@@ -31,7 +32,7 @@ def redaction_key(directory: Path, *, create: bool = True) -> bytes:
     path = directory / "redaction.key"
     if create and not path.exists():
         _create_key(path)
-    key = path.read_bytes()
+    key, _ = read_regular_file(str(path))
     if len(key) != KEY_BYTES:
         raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
     return key

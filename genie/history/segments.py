@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 
 from msgspec import Struct, json
 
+from genie.files import open_regular_file
 from genie.history import records
 from genie.history.records import Gap, Line, Opened, OtherFormat, RawDecoder, UnreadableHistory, is_event
 from genie.history.retention import Retention
@@ -161,7 +162,7 @@ class Segment:
         """True if the file, or its snapshot, has all requests that are live at its beginning."""
         if not self.is_archived:
             begin = self.path if self.number == 1 else self.sibling(STATE)
-            with contextlib.suppress(FileNotFoundError), begin.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), open_regular_file(begin) as file:
                 return not records.begins_unrecorded(file.read(_HEAD_BYTES))
             if not self.sibling(ARCHIVED).exists():  # the previous file is not archived yet
                 return False
@@ -179,7 +180,8 @@ class Segment:
         """Read and check the index, and return its header."""
         path = self.sibling(INDEX)
         try:
-            content = path.read_bytes()
+            with open_regular_file(path) as file:
+                content = file.read()
         except FileNotFoundError:
             if not self.path.exists():
                 raise  # both files were deleted after the directory was listed
@@ -245,9 +247,9 @@ class Segment:
         """
         files: list[BinaryIO] = []
         with contextlib.suppress(FileNotFoundError):  # the first file of a leadership has no snapshot
-            files.append(exit_stack.enter_context(self.sibling(STATE).open("rb")))
+            files.append(exit_stack.enter_context(open_regular_file(self.sibling(STATE))))
         try:  # the archiver deletes the raw file first: if this file exists, its snapshot was not deleted before
-            files.append(exit_stack.enter_context(self.path.open("rb")))
+            files.append(exit_stack.enter_context(open_regular_file(self.path)))
         except FileNotFoundError:
             archived = self.sibling(ARCHIVED)
             if not archived.exists():
@@ -281,6 +283,14 @@ def last_at(segment: Segment) -> float:
     return max((line.at for line in lines if is_event(line)), default=0.0)
 
 
+def named_files(directory: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    """Yield the regular files of a directory with a `NAME`. A FIFO would wait for another process, and a folder has no lines."""
+    for path in directory.iterdir():
+        match = NAME.fullmatch(path.name)
+        if match is not None and path.is_file():
+            yield path, match
+
+
 def list_segments(directory: Path) -> list[Segment]:
     """Return the files of a directory, ordered by leadership and number. Files with other names are ignored.
 
@@ -289,11 +299,9 @@ def list_segments(directory: Path) -> list[Segment]:
     found: dict[str, Segment] = {}
     first_stems: dict[str, str] = {}
     """The earliest stem of each leadership."""
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        match = NAME.fullmatch(path.name)
-        if match is not None and match["suffix"] in (RAW, ARCHIVED):
-            # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is
-            # deleted.
+    for path, match in sorted(named_files(directory)) if directory.is_dir() else ():
+        if match["suffix"] in (RAW, ARCHIVED):
+            # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is deleted.
             segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))
             first_stems.setdefault(segment.term, segment.stem)
     return sorted(found.values(), key=lambda segment: (first_stems[segment.term], segment.number))
@@ -368,9 +376,8 @@ def raw_bytes(directory: Path, retention: Retention, except_stem: str = "") -> i
     A file that a server still writes counts as complete, even if it is smaller.
     """
     total = 0
-    for path in directory.iterdir():
-        match = NAME.fullmatch(path.name)
-        if match is not None and is_raw(path) and match["stem"] != except_stem:
+    for path, match in named_files(directory):
+        if is_raw(path) and match["stem"] != except_stem:
             with contextlib.suppress(FileNotFoundError):  # the file was archived after the directory was listed
                 min_bytes = retention.segment_bytes if is_written(path) else 0
                 total += max(size_of(path), min_bytes)

@@ -121,6 +121,14 @@ async def test_a_reply_to_no_command_ends_the_connection(extra: bytes) -> None:
             await connection.call("PING")
 
 
+async def test_an_endless_reply_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genie.storage.redis.connection.MAX_REPLY_BYTES", 1_000)
+    async with relay(script=lambda _: b"$999999999\r\n" + b"x" * 2_000) as between:
+        connection = await RedisConnection.open(Address("127.0.0.1", between.port), Login())
+        with pytest.raises(RedisFailure, match="a reply of more than 1000 bytes"):
+            await connection.call("PING")
+
+
 async def test_a_reply_while_no_command_is_in_flight_ends_the_connection() -> None:
     closed = asyncio.Event()
 

@@ -11,7 +11,7 @@ import pytest
 
 from genie.access import AccessControl
 from genie.cli.configuration import ConfigurationError, read_document
-from genie.files import read_regular_file
+from genie.files import open_regular_file, read_regular_file
 from genie.tls import certificate_expiry, load_ca, load_certificate
 
 READERS: dict[str, Callable[[str], object]] = {
@@ -41,3 +41,12 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "content").write_bytes(b"content")
     (tmp_path / "link").symlink_to("content")
     assert read_regular_file(str(tmp_path / "link"), 4)[0] == b"cont"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_file_of_the_history_that_is_not_regular_counts_as_missing(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / "file")
+    with pytest.raises(FileNotFoundError):
+        open_regular_file(tmp_path / "file")

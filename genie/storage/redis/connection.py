@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import hiredis
 from redis.asyncio.connection import SSLConnection
 
 from genie.storage.redis.url import Address, Login
+
+MAX_REPLY_BYTES: Final = 1 << 30
+"""Bytes of the replies to one command. 1,000 records of an `HSCAN` have about as many if each of them is as long as possible."""
 
 
 class RedisFailure(Exception):
@@ -87,6 +90,8 @@ class RedisConnection(asyncio.Protocol):
         """The callback of the command in flight. None if the connection is idle."""
         self._replies: list[Any] = []
         """The replies received so far, if several are expected."""
+        self._received_bytes = 0
+        """Bytes of the incomplete replies."""
         self._reply_count = 1
         """How many replies the command in flight has, including the reply to ASKING."""
         self._expected_reply = b""
@@ -186,6 +191,10 @@ class RedisConnection(asyncio.Protocol):
         Close the connection if there are more: a later command would take them for its own replies, and a commit would
         be acknowledged before Redis has it.
         """
+        self._received_bytes += len(data)
+        if self._received_bytes > MAX_REPLY_BYTES:
+            self._reject(f"{self.address} sent a reply of more than {MAX_REPLY_BYTES} bytes")
+            return
         self._reader.feed(data)
         replies = self._replies
         while (reply := self._reader.gets()) is not False:  # False means that the next reply is incomplete
@@ -195,6 +204,7 @@ class RedisConnection(asyncio.Protocol):
         if self._on_reply is None or has_excess:
             self._reject(f"{self.address} sent a reply to no command")
         elif missing_count == 0:
+            self._received_bytes = 0
             self._replies = []
             if self.asking:
                 del replies[0]  # the reply to ASKING

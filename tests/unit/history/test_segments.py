@@ -295,3 +295,31 @@ async def test_requests_whose_ends_are_missing_are_not_carried_for_ever(
     ]
     assert carried[3] == {*(request.id for request in ended), long.id, long.id + 1, long.id + 2}
     assert carried[4] == {long.id, long.id + 1, long.id + 2, long.id + 3}
+
+
+def put_fifos_and_folders(directory: Path) -> str:
+    """Put FIFOs and a folder in the places of files. Return the stem of the first recorded file."""
+    stem = min(path.name for path in directory.glob("*.jsonl")).removesuffix(".jsonl")
+    foreign = stem.replace("20", "19", 1)
+    for name in (f"{foreign}.jsonl", f"{foreign}.index", f"{stem}.jsonl.gz.part", f"{stem}.index.part"):
+        os.mkfifo(directory / name)
+    (directory / f"{foreign}.jsonl.gz").mkdir()
+    return stem
+
+
+def put_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+async def test_a_fifo_or_a_folder_in_the_place_of_a_file_stops_neither_the_archiver_nor_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = record_files(tmp_path, monkeypatch)
+    stem = put_fifos_and_folders(tmp_path)
+    assert clean_up(tmp_path, Retention(1 << 30, 1e12)) == 0
+    assert ended(tmp_path) == expected
+    assert f"{stem}.jsonl" not in names_in(tmp_path), "it is archived"
+    put_fifo(tmp_path / f"{stem}.index")
+    with pytest.raises(UnreadableHistory, match="has no index"):
+        ended(tmp_path)
