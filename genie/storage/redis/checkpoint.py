@@ -145,9 +145,9 @@ class Checkpointer:
         """
         parts = _split_into_parts(lines)
         part: list[bytes] | None = next(parts)
-        number = 0
+        number = 1
         while part is not None:
-            number, following = number + 1, next(parts, None)
+            following = next(parts, None)
             status = await self._keyspace.write_checkpoint(
                 last,
                 new,
@@ -163,6 +163,7 @@ class Checkpointer:
                     self._on_loss(has_lost_state=status == b"no state")
                 return False
             part = following
+            number += 1
         return True
 
     async def _read_changes(self, end: Position) -> tuple[Position | None, dict[int, bytes]]:
@@ -206,16 +207,16 @@ def _is_deletion(line: bytes) -> bool:
 
 
 def _split_into_parts(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield the lines in parts, at least one, of at most `PART_SIZE` lines and about `PART_BYTES` bytes.
+    """Yield the lines in one or more parts of at most `PART_SIZE` lines and about `PART_BYTES` bytes.
 
-    Lazily: the leader serves clients while Redis writes a part.
+    A part is made only when it is needed, because the leader serves clients while Redis writes the part before.
     """
     part: list[bytes] = []
-    size = 0
+    part_bytes = 0
     for line in lines:
-        if len(part) >= PART_SIZE or size >= PART_BYTES:
+        if len(part) >= PART_SIZE or part_bytes >= PART_BYTES:
             yield part
-            part, size = [], 0
+            part, part_bytes = [], 0
         part.append(line)
-        size += len(line)
+        part_bytes += len(line)
     yield part

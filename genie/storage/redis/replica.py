@@ -129,7 +129,7 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
         state.changes = loaded
         try:
             if await _catch_up(keyspace, reader, decoder, state, meta.position):
-                state.changes = await _sort(state.changes)
+                state.changes = await _sort_by_id(state.changes)
                 return state
         except LogTruncated:
             await _raise_if_incomplete(keyspace, reader)
@@ -154,7 +154,7 @@ async def _raise_if_incomplete(keyspace: Keyspace, reader: LogReader) -> None:
         ) from None
 
 
-async def _sort(changes: dict[int, Change]) -> dict[int, Change]:
+async def _sort_by_id(changes: dict[int, Change]) -> dict[int, Change]:
     """Return changes in the order of their ids. Other tasks run between the parts of the work."""
     ids, runs = iter(changes), list[list[int]]()
     while run := sorted(islice(ids, MAX_SORTED_IDS)):
