@@ -58,13 +58,14 @@ class Resolver:
     def _on_lookup_done(self, address: Address, lookup: asyncio.Future[list[Any]]) -> None:
         del self._lookups[address]
         if not lookup.cancelled():
-            lookup.exception()  # if all callers were cancelled, asyncio would log an error that is never retrieved
+            lookup.exception()  # else asyncio would log the error of a lookup whose callers were cancelled
 
 
 class Round:
     """Tries each endpoint once, in the order of `ServerList.next_round`.
 
-    `attempt` connects to an endpoint, and returns whether the server has accepted the client. It raises no OSError.
+    `attempt` connects to an endpoint, and returns whether the server has accepted the client. A failed connection returns
+    False, and raises no OSError.
     """
 
     def __init__(
@@ -77,9 +78,9 @@ class Round:
         self._resolver = resolver
         self._attempt = attempt
         self._addresses = servers.next_round()
-        self._first: deque[Endpoint] = deque()
+        self._first_endpoints: deque[Endpoint] = deque()
         """The untried endpoints that are the first of their resolved name."""
-        self._further: deque[Endpoint] = deque()
+        self._further_endpoints: deque[Endpoint] = deque()
         """The other untried endpoints. They are tried after the first endpoint of each name."""
         self._tasks: list[asyncio.Task[bool]] = []
         """The running attempts and resolutions, in the order in which they began."""
@@ -91,7 +92,9 @@ class Round:
     @property
     def is_last(self) -> bool:
         """True if only one attempt runs, and all other endpoints were tried."""
-        return len(self._tasks) <= 1 and not (self._addresses.remaining or self._first or self._further)
+        return len(self._tasks) <= 1 and not (
+            self._addresses.remaining or self._first_endpoints or self._further_endpoints
+        )
 
     async def run(self) -> bool:
         """Try all endpoints. Returns True as soon as a server has accepted the client, or False if none has."""
@@ -109,8 +112,8 @@ class Round:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 self._tasks = [task for task in self._tasks if task not in done]
-                results = [task.result() for task in done]
-                if any(results):
+                is_accepted = any([task.result() for task in done])  # a list, so that each error is raised
+                if is_accepted:
                     return True
         finally:
             for task in self._tasks:
@@ -123,14 +126,14 @@ class Round:
 
         The coroutine returns whether a server has accepted the client. A leader that a follower has named is tried first.
         """
-        if self._first and not self._servers.is_redirected:
-            return self._attempt(self, self._first.popleft())
+        if self._first_endpoints and not self._servers.is_redirected:
+            return self._attempt(self, self._first_endpoints.popleft())
         address = self._addresses.take()
         if address is not None and _is_ip(address.host):
             return self._attempt(self, Endpoint(address, address.host))
         if address is not None:
             return self._resolve(address)
-        return self._attempt(self, self._further.popleft()) if self._further else None
+        return self._attempt(self, self._further_endpoints.popleft()) if self._further_endpoints else None
 
     async def _resolve(self, address: Address) -> bool:
         """Resolve the name of a server, and add its endpoints to the round. Returns False, since no server was tried."""
@@ -142,8 +145,8 @@ class Round:
             self.failures.append(None)
             return False
         first, *further = [Endpoint(address, ip) for ip in ips]
-        self._first.append(first)
-        self._further.extend(further)
+        self._first_endpoints.append(first)
+        self._further_endpoints.extend(further)
         return False
 
 
