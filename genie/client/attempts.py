@@ -112,8 +112,8 @@ class Round:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 self._tasks = [task for task in self._tasks if task not in done]
-                is_accepted = any([task.result() for task in done])  # a list, so that each error is raised
-                if is_accepted:
+                results = [task.result() for task in done]  # raises the error of a task
+                if any(results):
                     return True
         finally:
             for task in self._tasks:
