@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -124,7 +124,6 @@ class Recorder:
         """Decodes the lines again if names must be redacted."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._write_snapshot(manager)
 
     def begin_turn(self, now: float, principal: Principal | None, note: str | None = None) -> list[Any]:
         """Prepare for commands of `principal` that are executed at `now`, and return the list for their lines.
@@ -279,9 +278,10 @@ class Recorder:
 
     # -- lines --------------------------------------------------------------------------------------------
 
-    def _write_snapshot(self, manager: LockManager) -> None:
-        """Write the requests that the leader takes over."""
-        held, waiting = list(manager.table.held.values()), list(manager.table.waiting.values())
+    def write_snapshot(self) -> Iterator[None]:
+        """Write the requests that the leader takes over, in parts: yield after each. To be called before the first event."""
+        table = self._manager.table
+        held, waiting = list(table.held.values()), list(table.waiting.values())
         live_count = len(held) + len(waiting)
         if not live_count:
             return
@@ -294,6 +294,7 @@ class Recorder:
             if waiting_bytes > self._writer.retention.snapshot_bytes:  # the writer rejects the snapshot
                 held.clear()
                 break
+            yield
         # The thread encodes the held requests, because a million of them take seconds. A request that is released or
         # extended before it is encoded is still recorded correctly, because its end or its extension follows.
         held_parts = (

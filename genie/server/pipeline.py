@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -426,7 +426,9 @@ class Pipeline:
         batch. Returns early if the pipeline is stopped.
         """
         self._batch_at = now = self._clock()
-        parts, turns, caller = self._dispatcher.recover(replies, now), self._turns, (id(self), "recovery")
+        turns, caller = self._turns, (id(self), "recovery")
+        snapshot = () if self._recorder is None else self._recorder.write_snapshot()
+        parts = chain(snapshot, self._dispatcher.recover(replies, now))
         is_recovered = has_run = has_waited = False
 
         def recover_part() -> None:

@@ -38,6 +38,8 @@ class Recording:
         self.manager = manager or LockManager(unix_offset_ms=T0)
         self.writer = HistoryWriter(directory, "main", "127.0.0.1:0", retention)
         self.recorder = Recorder(self.writer, self.manager, Redaction(redacted, b"key"))
+        for _ in self.recorder.write_snapshot():
+            pass
         self._as_lines = as_lines
 
     def step(self, command: Command, now: float) -> None:

@@ -138,6 +138,8 @@ class Server:
         for number in range(20):  # requests of the leader before, some of which wait
             self.manager.step(Request((), (NAMES[number % 7],), transaction=f"t{number % 4}"), 0)
         self.observer, self.observed = recorder(directory / "observed", self.manager, redacted)
+        for _ in self.observer.write_snapshot():
+            pass
         self.manager.recorder = self.observer
         self.store = SlowStore() if is_durable else MemoryStore()
         self.failures: list[BaseException] = []

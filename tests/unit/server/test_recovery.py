@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from itertools import pairwise
+from collections.abc import Iterable
+from itertools import chain, pairwise
+from pathlib import Path
 
 import pytest
 
 from genie.core import Request, State, model
 from genie.core.model import details_of
+from genie.history import records
+from genie.history.recorder import Recorder
+from genie.history.redaction import Redaction
+from genie.history.retention import Retention
+from genie.history.segments import recorded_terms
+from genie.history.writer import HistoryWriter
 from genie.server import dispatcher, pipeline, turns
 from genie.server.turns import IterationTurns
 from genie.storage.redis import replica
@@ -153,6 +161,40 @@ async def test_a_new_leader_restores_sessions_and_replies_in_parts_and_nothing_e
     assert all(session.retained_replies for session in world.pipeline._dispatcher.sessions)
     world.pipeline.stop()
     other_world.pipeline.stop()
+
+
+async def test_a_history_begins_with_the_waiting_requests_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    for id_ in range(1, 1_001):
+        world.manager.adopt(loaded(id_, "a", state=State.HELD if id_ == 1 else State.WAITING))
+    encoded = 0
+    encode_lines = records.encode_lines
+
+    def counting(lines: Iterable[records.Line]) -> bytes:
+        nonlocal encoded
+        listed = list(lines)
+        encoded += sum(line.fence == 0 for line in listed if isinstance(line, records.Carried))
+        return encode_lines(listed)
+
+    monkeypatch.setattr(records, "encode_lines", counting)
+    writer = HistoryWriter(tmp_path, "main", "127.0.0.1:0", Retention())
+    world.pipeline._recorder = Recorder(writer, world.manager, Redaction((), b"key"))
+    recovery = asyncio.create_task(world.pipeline.recover([]))
+    counts = [0]
+    while encoded < 999:
+        await asyncio.sleep(0)
+        counts.append(encoded)
+    assert max(after - before for before, after in pairwise(counts)) <= 100
+    await recovery
+    await world.settle()
+    world.pipeline.stop()
+    writer.join(10)
+    carried = [
+        line for line in chain.from_iterable(recorded_terms(tmp_path, 0, 1e18)) if isinstance(line, records.Carried)
+    ]
+    assert len(carried) == 1_000
 
 
 async def test_a_recovery_ends_if_leadership_is_lost() -> None:
