@@ -22,7 +22,7 @@ from genie.server import dispatcher, pipeline, turns
 from genie.server.turns import IterationTurns
 from genie.storage.redis import replica
 from genie.storage.redis.follower import _apply_state
-from genie.storage.redis.replica import LazyReplica, _sort
+from genie.storage.redis.replica import LazyReplica, _sort_by_id
 from genie.storage.store import Batch, Change, RetainedReply, StateMachine, StoredOrigin
 from simulator.invariants import check
 from support.core.sliced_pipeline import Client, World, tick
@@ -77,7 +77,7 @@ async def test_a_small_state_is_loaded_in_one_iteration() -> None:
 
 async def test_a_follower_sorts_many_ids_in_parts() -> None:
     ids = [(id_ * 7919) % 10_007 for id_ in range(1, LOCKS)]
-    sort = asyncio.create_task(_sort(dict.fromkeys(ids)))
+    sort = asyncio.create_task(_sort_by_id(dict.fromkeys(ids)))
     iterations = 0
     while not sort.done():
         await asyncio.sleep(0)
