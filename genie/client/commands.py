@@ -160,8 +160,8 @@ class Outcome(NamedTuple):
 class Request(Call):
     """The command `request`, and the lock that results from it.
 
-    All points in time are seconds of this client's monotonic clock, and infinite for "never". The class has more than 16
-    fields, because objects for groups of fields would take more memory for each lock, and a client may hold 100,000 locks.
+    All points in time are seconds of this client's monotonic clock, and infinite for "never". More than 16 fields, because
+    objects for groups of fields would take more memory for each lock, and a client may hold 100,000 locks.
     """
 
     __slots__ = (
