@@ -65,8 +65,8 @@ class Candidacy:
     """When a leader was last observed to be alive. Before the first observation, when this node last connected to
     Redis."""
     has_seen_leader: bool
-    """True if a leader was seen alive at this Redis. If not, this Redis may be a new primary that lacks acknowledged
-    commits. Always True if the primary cannot change."""
+    """False if this Redis may lack acknowledged commits, because no leader was seen alive since it became the primary or
+    restarted."""
     empty_since: float | None = None
     """When the namespace was first observed to be empty. None if it is not empty."""
     empty_log_end: str = ""
@@ -75,6 +75,9 @@ class Candidacy:
     """The last epoch and position at which Redis lacked commits that this node has replicated."""
     redis_run: RedisRun = UNKNOWN_RUN
     """The run of the Redis whose `meta` was read."""
+    restarted_at: float | None = None
+    """When that Redis has restarted since the last takeover or resignation that it has. None if it has not, or if the primary may
+    change."""
     expired_epoch: LeaderEpoch | None = None
     """The epoch whose lease has expired at the last read of the log. None if its leader may be alive."""
 
@@ -84,8 +87,17 @@ class Candidacy:
         Redis may have been unreachable for the leader, too, so the wait for the end of the lease begins again.
         """
         self.last_sign_of_life = now
-        self.empty_since = self.expired_epoch = None
+        self.empty_since = self.expired_epoch = self.restarted_at = None
         self.has_seen_leader = not primary_may_change
+        self.redis_run = UNKNOWN_RUN
+
+    def note_run(self, run: RedisRun, meta: Meta | None, *, primary_may_change: bool) -> None:
+        """Record which run of Redis `meta` was read from. A Redis that restarts may lose its last writes."""
+        if run.id == self.redis_run.id:
+            return
+        self.redis_run = run
+        if meta is not None and run.id != meta.run_id:
+            self.has_seen_leader, self.restarted_at = False, None if primary_may_change else run.started_at
 
     def note_stall(self, now: float) -> None:
         """Record that Redis did not answer for a while. The wait for the end of the lease begins again.
@@ -111,28 +123,26 @@ class Candidacy:
         return self.last_sign_of_life if self.rollback == (meta.epoch, meta.position) else now
 
 
-def _lost_leader_gone_at(meta: Meta, candidacy: Candidacy, node: Node) -> float:
-    """Return how long a leader may be alive whose takeover Redis has lost, as event-loop time.
+def _lost_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node) -> float:
+    """Return the event-loop time after which no leader is alive whose takeover Redis has lost when it restarted.
 
-    Redis loses its last writes only when it restarts. Within a lease after the restart, the leader restores them or its
-    lease expires. The result is `-inf` if Redis has not restarted since the last takeover or resignation that it
-    contains.
+    By then the leader has restored its commits, or its lease has expired and candidates of a higher rank had time to take
+    over. The result is `inf` if the time is unknown, because the primary may change.
     """
-    run = candidacy.redis_run
-    if run.id == meta.run_id:
-        return -inf
-    lease_ms = (meta.node or node).lease_ms
-    return run.started_at + lease_ms / 1000
+    if candidacy.restarted_at is None:
+        return inf
+    lease_s = (meta.node or node).lease_ms / 1000
+    return candidacy.restarted_at + lease_s + rank_delay_s(meta, candidacy, replica)
 
 
-def is_vacant(meta: Meta, candidacy: Candidacy, node: Node, now: float) -> bool:
+def is_vacant(meta: Meta, candidacy: Candidacy, replica: LocalReplica, node: Node, now: float) -> bool:
     """Return whether the leader stored in `meta` cannot be alive: it has resigned, or was this node before a restart.
 
-    After a restart, the namespace is vacant only if Redis cannot have lost the takeover by a later leader.
+    After a restart of this node, the namespace is vacant only if Redis cannot have lost the takeover by a later leader.
     """
     if meta.node is None:
         return True
-    may_lack_later_leader = not candidacy.has_seen_leader or now < _lost_leader_gone_at(meta, candidacy, node)
+    may_lack_later_leader = not candidacy.has_seen_leader and now < _lost_leader_gone_at(meta, candidacy, replica, node)
     return node.is_restart_of(meta.node) and not may_lack_later_leader
 
 
@@ -142,7 +152,7 @@ def rank_delay_s(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica)
     1. A node that was the last leader, according to its log: 0.
     2. A node that has replicated commits that Redis lacks: `RECOVERY_GRACE_S`.
     3. Any other node: 0 if a leader was seen alive at this Redis. Otherwise twice `RECOVERY_GRACE_S`, because this Redis may
-       be a new primary that lacks commits.
+       lack commits.
     """
     if replica.has_led_last:
         return 0.0
@@ -160,9 +170,14 @@ def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node:
         return _on_expired_lease(meta, candidacy, replica, now)
     if meta is None:
         return _on_empty(candidacy, replica, node, now)
+    if replica.has_led_last and replica.missing_from(meta.history) is not None:
+        # At once, without loading the state that Redis has: until this node has published its position, another node, with
+        # fewer of the commits that Redis lacks, might take over.
+        not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
+        return Decision(Action.ACQUIRE, not_before, rolled_back=True)
     read_position = replica.read_history.position
     diverged = read_position > (0, 0) and not meta.history.contains(read_position)
-    if is_vacant(meta, candidacy, node, now):
+    if is_vacant(meta, candidacy, replica, node, now):
         return _on_vacant(meta, candidacy, replica, node, now, diverged=diverged)
     return _on_leader(meta, candidacy, replica, node, now, diverged=diverged)
 
@@ -210,10 +225,9 @@ def _on_vacant(
     if diverged or not candidacy.has_seen_leader:
         # The leader that made the missing commits may be alive, and still be connected to the former primary.
         not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
+        if not diverged:
+            not_before = min(not_before, _lost_leader_gone_at(meta, candidacy, replica, node))
         return Decision(Action.ACQUIRE, not_before, rolled_back=True, delayed=delayed)
-    lost_leader_gone_at = _lost_leader_gone_at(meta, candidacy, node)
-    if now < lost_leader_gone_at:
-        return Decision(Action.ACQUIRE, lost_leader_gone_at, delayed=delayed)
     return Decision(Action.ACQUIRE, delayed=delayed)
 
 

@@ -143,7 +143,8 @@ class Follower:
         """
         started_at = self._loop.time()
         meta = await self._keyspace.read()
-        self._candidacy.redis_run = self._keyspace.primary.run
+        primary = self._keyspace.primary
+        self._candidacy.note_run(primary.run, meta, primary_may_change=primary.may_change)
         self._outage_log.on_reached(self._loop.time())
         lease_expired = self._candidacy.expired_epoch is not None
         if not lease_expired:  # otherwise `decide` needs the observations from before
@@ -194,7 +195,7 @@ class Follower:
                 candidacy.empty_since, candidacy.empty_log_end = self._loop.time(), log_end
             return
         candidacy.empty_since = None
-        if meta.node is not None and not is_vacant(meta, candidacy, self._node, self._loop.time()):
+        if meta.node is not None and not is_vacant(meta, candidacy, self._replica, self._node, self._loop.time()):
             was_this_node = self._node.is_restart_of(meta.node)
             self._set_leader(None if was_this_node else meta.node.address)
         elif self._leader is None:

@@ -77,6 +77,16 @@ GRACE_S = 1.0
             AHEAD,
             Decision(Action.ACQUIRE, NOW + 5 + GRACE_S, rolled_back=True),
         ),
+        # -- Redis lacks commits that this node has acknowledged as the leader: it competes before it has loaded the state
+        (
+            meta_of(OTHER),
+            candidacy_of(),
+            replica_of(loaded=False, led=(7, 5)),
+            Decision(Action.ACQUIRE, NOW + 5, rolled_back=True),
+        ),
+        (meta_of(OTHER), candidacy_of(), replica_of((7, 3), led=(7, 5)), Decision(Action.ACQUIRE, NOW + 5, rolled_back=True)),
+        (meta_of(None), candidacy_of(), replica_of(loaded=False, led=(7, 5)), Decision(Action.ACQUIRE, NOW + 3, rolled_back=True)),
+        (meta_of(OTHER), candidacy_of(), replica_of(loaded=False, led=(7, 3)), Decision(Action.LOAD_SNAPSHOT)),
         # -- the leader has resigned
         (meta_of(None), candidacy_of(), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
         (meta_of(None), candidacy_of(), AHEAD, Decision(Action.ACQUIRE, NOW + 3 + GRACE_S, rolled_back=True, delayed=True)),
@@ -89,18 +99,20 @@ GRACE_S = 1.0
         ),
         # -- the stored leader is this node before its restart
         (meta_of(RESTARTED), candidacy_of(), UP_TO_DATE, Decision(Action.ACQUIRE)),
-        # -- Redis has restarted within a lease, and may have lost the takeover of a leader that is alive
-        (meta_of(RESTARTED), candidacy_of(redis_run=RedisRun("b", NOW - 2)), UP_TO_DATE, Decision(Action.TAIL_LOG)),
-        (meta_of(RESTARTED), candidacy_of(redis_run=RedisRun("b", NOW - 3)), UP_TO_DATE, Decision(Action.ACQUIRE)),
+        # -- Redis has restarted, and may have lost the takeover of a leader that is alive, or of one that has more commits
+        (meta_of(RESTARTED), candidacy_of(confirmed=False, restarted_at=NOW - 4.9), UP_TO_DATE, Decision(Action.TAIL_LOG)),
+        (
+            meta_of(RESTARTED),
+            candidacy_of(confirmed=False, restarted_at=NOW - 5),
+            UP_TO_DATE,
+            Decision(Action.ACQUIRE, NOW, rolled_back=True),
+        ),
         (
             meta_of(None),
-            candidacy_of(redis_run=RedisRun("b", NOW - 2)),
+            candidacy_of(confirmed=False, restarted_at=NOW - 4),
             UP_TO_DATE,
-            Decision(Action.ACQUIRE, NOW + 1, delayed=True),
+            Decision(Action.ACQUIRE, NOW + 1, rolled_back=True, delayed=True),
         ),
-        (meta_of(None), candidacy_of(redis_run=RedisRun("a", NOW - 2)), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
-        (meta_of(RESTARTED), candidacy_of(redis_run=RedisRun("a", NOW - 2)), UP_TO_DATE, Decision(Action.ACQUIRE)),
-        (meta_of(None), candidacy_of(redis_run=RedisRun("b", NOW - 3)), UP_TO_DATE, Decision(Action.ACQUIRE, delayed=True)),
         # -- a node must not lead with records that it cannot decode, so it loads them first
         (meta_of(None), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
         (meta_of(RESTARTED), candidacy_of(), NOT_LOADED, Decision(Action.LOAD_SNAPSHOT)),
@@ -167,6 +179,23 @@ def test_a_rollback_restarts_the_lease_once() -> None:
         assert candidacy.sign_of_life_at(meta, now) == last
         candidacy.note_rollback(meta, now)
         assert candidacy.last_sign_of_life == last
+
+
+def test_after_a_restart_of_redis_no_leader_was_seen_until_one_takes_over() -> None:
+    candidacy, first, second = candidacy_of(), RedisRun("a", NOW - 9), RedisRun("b", NOW - 1)
+    candidacy.note_run(first, meta_of(OTHER), primary_may_change=False)
+    assert (candidacy.has_seen_leader, candidacy.restarted_at) == (True, None)
+    for _ in range(2):
+        candidacy.reset(NOW, primary_may_change=False)
+        candidacy.note_run(second, meta_of(OTHER), primary_may_change=False)
+        assert (candidacy.has_seen_leader, candidacy.restarted_at) == (False, NOW - 1)
+    candidacy.has_seen_leader = True
+    candidacy.note_run(second, meta_of(OTHER), primary_may_change=False)
+    assert candidacy.has_seen_leader, "the leader was seen at this run"
+    candidacy.note_run(first, meta_of(OTHER), primary_may_change=True)
+    assert candidacy.has_seen_leader, "the last takeover was at this run"
+    candidacy.note_run(second, meta_of(OTHER), primary_may_change=True)
+    assert (candidacy.has_seen_leader, candidacy.restarted_at) == (False, None), "another primary may have more commits"
 
 
 @pytest.mark.parametrize("may_change", [True, False])

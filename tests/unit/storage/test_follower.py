@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from genie.core import Request, State
 from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
 from genie.storage.redis.connection import UNKNOWN_RUN, RedisFailure, RedisRun
-from genie.storage.redis.election import LeadershipBalancer
+from genie.storage.redis.election import LeadershipBalancer, rank_delay_s
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import BatchCommitted, EpochHistory, EpochStarted, LogEntry, LogReader, Position
@@ -219,15 +219,20 @@ async def test_a_vacant_namespace_is_acquired_at_once_where_redis_has_everything
     assert keyspace.calls == ["loaded", "acquired"]
 
 
-async def test_a_leader_whose_takeover_redis_has_lost_in_a_restart_has_a_lease_to_return() -> None:
+async def test_a_leader_whose_takeover_redis_has_lost_in_a_restart_has_time_to_return() -> None:
     """Redis has no leader stored, because the last one that it knows has resigned."""
     keyspace = ScriptedKeyspace(led_by(None))
+    keyspace.may_change = False
     follower = follower_of(keyspace)
     follower._replica.lazy = LazyReplica(StateMachine())
     keyspace.run = RedisRun("restarted", asyncio.get_running_loop().time())
     assert await follower._step() is None
     assert not keyspace.calls
-    keyspace.run = RedisRun("restarted", keyspace.run.started_at - OWN.lease_ms / 1000)
+    assert follower._candidacy.restarted_at == keyspace.run.started_at
+    follower._candidacy.restarted_at -= OWN.lease_ms / 1000
+    await follower._step()
+    assert not keyspace.calls, "candidates of a higher rank may have more commits"
+    follower._candidacy.restarted_at -= rank_delay_s(keyspace.meta, follower._candidacy, follower._replica)
     await follower._step()
     assert keyspace.calls == ["acquired"]
 
