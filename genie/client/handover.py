@@ -17,6 +17,17 @@ from typing import Any, Generic, Self, TypeVar, cast
 T = TypeVar("T")
 
 
+SIGNAL_CHECK_S = 1.0
+"""How long a thread waits before it lets Python handle signals. CPython misses a signal that arrives just before it begins to
+wait: without this limit, Ctrl-C would have no effect until the call ends."""
+
+
+def acquire_interruptibly(mutex: _thread.LockType) -> None:
+    """Acquire a mutex without a time limit. Raises what the handler of a signal raises meanwhile."""
+    while not mutex.acquire(True, SIGNAL_CHECK_S):
+        pass
+
+
 class Handover(Generic[T]):
     """The outcome of one call: the background thread sets it once, and one calling thread waits for it."""
 
@@ -59,7 +70,7 @@ class Handover(Generic[T]):
     def wait(self) -> None:
         """Wait until there is an outcome. Has no time limit: the background thread completes each call in time."""
         if not self._done:
-            self._pending.acquire()
+            acquire_interruptibly(self._pending)
 
     def result(self) -> T:
         """Wait for the outcome. Return the result, or raise the error."""
@@ -113,7 +124,10 @@ class LostEvent:
         waiter.acquire()
         self._waiters.append(waiter)
         if not self._is_set:  # `set` may have run before the waiter was appended
-            waiter.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+            if timeout is None:
+                acquire_interruptibly(waiter)
+            else:
+                waiter.acquire(timeout=max(timeout, 0.0))
         with contextlib.suppress(ValueError):  # raised if `set` has removed the waiter
             self._waiters.remove(waiter)
         return self._is_set
