@@ -75,11 +75,14 @@ def _add_request(table: LockTable, subtree: str, request: Request) -> None:
 def open_subtrees(table: LockTable, subtrees: Collection[str]) -> Iterator[None]:
     """Add the new ones of these subtrees, before `restore` adds the requests that name them.
 
-    If there are many of them, all requests are read once, in parts: yield after each. The table must not change meanwhile.
-    Otherwise `restore` opens each alone.
+    If there are many of them, all requests are read once, in parts. Otherwise all names are read for each subtree. Yield after
+    each part, or each subtree. The table must not change meanwhile.
     """
     new = [name for name in subtrees if name not in table.subtrees]
     if len(new) <= MAX_SEPARATE_SUBTREES:
+        for name in new:
+            _open_subtree(table, name, inf, inf)
+            yield
         return
     opened: dict[str, Subtree] = {}
     for name in new:

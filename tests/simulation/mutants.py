@@ -190,8 +190,8 @@ MUTANTS = [
     Mutant(
         "a follower does not apply the log",
         "storage/redis/follower.py",
-        " and self._replica.append(entry):",
-        " and False:",
+        " if isinstance(entry, BatchCommitted) else ():",
+        " if False else ():",
     ),
     # -- several Redises
     Mutant(

@@ -254,8 +254,8 @@ class Follower:
             return None
         self._outage_log.end(self._keyspace.primary.address, self._loop.time())
         for entry in entries:
-            if isinstance(entry, BatchCommitted) and self._replica.append(entry):
-                await asyncio.sleep(0)  # records were decoded: let the event loop do other work before the next entry
+            for _ in self._replica.append(entry) if isinstance(entry, BatchCommitted) else ():
+                await asyncio.sleep(0)  # let the event loop do other work before the next part
         if self._may_lag and len(entries) < MAX_READ_ENTRIES:
             self._may_lag = False
             self._report_role()

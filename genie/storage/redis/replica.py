@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from heapq import merge
 from itertools import islice
@@ -58,26 +58,31 @@ class LazyReplica:
         """The size of the batches that are not applied yet. Includes records that later records have replaced in
         `_pending`."""
         self._encoded_counters = b""
-        """The encoded counters of the last batch. Empty if all batches were applied."""
+        """The encoded counters of the last batch. Empty if all batches are applied, or are being applied."""
+        self._applied_parts: Iterator[None] = iter(())
+        """Applies the records that were pending, in parts. At its end if none are being applied."""
 
-    def append(self, entry: BatchCommitted) -> bool:
+    def append(self, entry: BatchCommitted) -> Iterator[None]:
         """Add the records of one batch without decoding them.
 
-        If more than `MAX_PENDING_IDS` ids or `MAX_PENDING_BYTES` bytes are pending, decode and apply all records, which
-        may take a few hundredths of a second, and return True.
+        If more than `MAX_PENDING_IDS` ids or `MAX_PENDING_BYTES` bytes are pending, all records are decoded and applied:
+        the caller must use up the returned iterator, each part of which takes a few hundredths of a second. Otherwise
+        it is at its end.
         """
         self._pending |= entry.records
         self._pending_bytes += entry.size
         self._encoded_counters = entry.counters
-        must_apply = len(self._pending) > MAX_PENDING_IDS or self._pending_bytes > MAX_PENDING_BYTES
-        if must_apply:
-            self._apply_pending()
-        return must_apply
+        if len(self._pending) > MAX_PENDING_IDS or self._pending_bytes > MAX_PENDING_BYTES:
+            self._finish_parts()
+            self._applied_parts = self._apply_pending()
+        return self._applied_parts
 
     def state_machine(self) -> StateMachine:
         """Apply the undecoded records, and return the state after all batches that were appended."""
+        self._finish_parts()
         if self._encoded_counters:
-            self._apply_pending()
+            self._applied_parts = self._apply_pending()
+            self._finish_parts()
         return self._state_machine
 
     async def free(self) -> None:
@@ -85,14 +90,18 @@ class LazyReplica:
         table = self._state_machine.manager.table
         requests = [*table.held.values(), *table.waiting.values()]
         del table
-        self._state_machine = StateMachine()
+        self._state_machine, self._applied_parts = StateMachine(), iter(())
         while requests:
             del requests[-MAX_FREED_REQUESTS:]
             if requests:
                 await asyncio.sleep(0)
 
-    def _apply_pending(self) -> None:
-        """Decode the pending records and apply them as one batch."""
+    def _finish_parts(self) -> None:
+        for _ in self._applied_parts:
+            pass
+
+    def _apply_pending(self) -> Iterator[None]:
+        """Decode the pending records and apply them as one batch, in parts: yield after each."""
         pending, self._pending, self._pending_bytes = self._pending, {}, 0
         batch = decode_counters(self._encoded_counters)
         self._encoded_counters = b""
@@ -100,7 +109,7 @@ class LazyReplica:
             # An id that was added and deleted again while pending is not in the state, and need not be deleted.
             if change is not None or id_ in self._state_machine:
                 batch.changes[id_] = change
-        self._state_machine.apply(batch)
+        yield from self._state_machine.apply_in_parts(batch)
 
 
 # -- Initial load -------------------------------------------------------------------------------------
@@ -301,9 +310,12 @@ class LocalReplica:
             self._snapshot_as_leader = None
         self.lazy = LazyReplica(state_machine)
 
-    def append(self, entry: BatchCommitted) -> bool:
-        """Add one batch to the loaded state, if there is one. Return True if records were decoded, which takes long."""
-        return self.lazy is not None and self.lazy.append(entry)
+    def append(self, entry: BatchCommitted) -> Iterator[None]:
+        """Add one batch to the loaded state, if there is one.
+
+        The caller must use up the returned parts: see `LazyReplica.append`.
+        """
+        return iter(()) if self.lazy is None else self.lazy.append(entry)
 
     def decode(self) -> None:
         """Decode and apply all records that were read.

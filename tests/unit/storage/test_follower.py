@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from genie.core import Request, State
+from genie.core import LockManager, Request, State
+from genie.core.model import details_of
 from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
+from genie.storage.redis import replica as replica_module
 from genie.storage.redis.connection import UNKNOWN_RUN, RedisFailure, RedisRun
 from genie.storage.redis.election import LeadershipBalancer, rank_delay_s
 from genie.storage.redis.follower import Follower
@@ -22,7 +25,8 @@ from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.records import encode_batch, encode_changes, split_batch
 from genie.storage.redis.replica import LazyReplica, PriorLeadership, Snapshot
 from genie.storage.redis.url import Address
-from genie.storage.store import Batch, Node, StateMachine
+from genie.storage.store import Batch, Change, Node, StateMachine
+from simulator.invariants import check
 
 EPOCH = LeaderEpoch(7, "nonce", "state")
 OWN = Node(listening="here", address="own", lease_ms=3_000, boot="today", host="machine")
@@ -447,7 +451,12 @@ async def test_a_follower_applies_large_entries_of_one_read_in_several_iteration
             return [BatchCommitted((7, index), b"", {b"%d" % index: b""}, 300 << 10, False) for index in range(20)]
 
     applied = [0]
-    monkeypatch.setattr(LazyReplica, "_apply_pending", lambda _: applied.append(applied.pop() + 1))
+
+    def apply_pending(_: LazyReplica) -> Iterator[None]:
+        applied.append(applied.pop() + 1)
+        yield
+
+    monkeypatch.setattr(LazyReplica, "_apply_pending", apply_pending)
     follower = follower_of(ScriptedKeyspace(led_by(OWN)))
     follower._reader = ReaderOfLargeEntries()
     follower._replica.lazy = LazyReplica(StateMachine())
@@ -462,13 +471,13 @@ async def test_a_follower_applies_large_entries_of_one_read_in_several_iteration
 def test_a_replica_applies_records_of_many_names_before_many_are_pending() -> None:
     """Each record has thousands of names, so that 2,000 of them would take seconds."""
     machine, applied = StateMachine(), list[int]()
-    apply_now = machine.apply
+    apply_in_parts = machine.apply_in_parts
 
-    def count_names(batch: Batch) -> None:
+    def count_names(batch: Batch) -> Iterator[None]:
         applied.append(sum(len(each.names()) for each in batch.changes.values() if isinstance(each, Request)))
-        apply_now(batch)
+        return apply_in_parts(batch)
 
-    machine.apply = count_names  # type: ignore[method-assign]
+    machine.apply_in_parts = count_names  # type: ignore[method-assign]
     replica = LazyReplica(machine)
     for id_ in range(1, 41):
         request = Request((), tuple(f"{id_}/{name}" for name in range(5_000)), transaction_timeout_ms=1e9)
@@ -476,8 +485,52 @@ def test_a_replica_applies_records_of_many_names_before_many_are_pending() -> No
         request.since, request.since_unix_ms, request.deadline = 0.0, 0.0, 1
         batch = Batch({id_: request}, id_ + 1, id_ + 1, 0.0)
         encoded = encode_batch(batch, encode_changes(batch.changes))
-        replica.append(BatchCommitted((1, id_), *split_batch(encoded), len(encoded), resigned=False))
+        for _ in replica.append(BatchCommitted((1, id_), *split_batch(encoded), len(encoded), resigned=False)):
+            pass
     assert len(applied) > 5
     assert max(applied) <= 50_000
     assert len(replica.state_machine().manager.table.held) == 40
     assert sum(applied) == 40 * 5_000
+
+
+@pytest.mark.parametrize("count", [10, 40])
+def test_a_replica_opens_subtrees_in_parts(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of a few new subtrees is compared with all names, and many of them together are."""
+    monkeypatch.setattr(replica_module, "MAX_PENDING_IDS", count - 1)
+    leader, machine = LockManager(), StateMachine()
+    for first in range(0, 40_000, 1_000):
+        names = tuple(f"a/{number}" for number in range(first, first + 1_000))
+        leader.step(Request((), names, transaction_timeout_ms=1e9), 0)
+    machine.apply(Batch(dict(leader.table.held), leader.next_id, leader.next_fence, 0.0))
+    opened: dict[int, Change] = {}
+    for number in range(count):
+        request = Request((f"{number}/**",), (), transaction_timeout_ms=1e9)
+        request.details = details_of(request.shared, ())
+        leader.step(request, 0)
+        opened[request.id] = request
+    batch = Batch(opened, leader.next_id, leader.next_fence, 0.0)
+    encoded = encode_batch(batch, encode_changes(batch.changes))
+    replica, parts = LazyReplica(machine), list[int]()
+    for _ in replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False)):
+        parts.append(len(machine.manager.table.subtrees))
+    assert len(parts) > 10
+    assert count > 16 or max(after - before for before, after in pairwise(parts)) == 1
+    assert len(replica.state_machine().manager.table.subtrees) == count
+    check(machine.manager)
+
+
+def test_a_replica_whose_records_are_being_applied_is_complete_when_it_is_needed() -> None:
+    replica = LazyReplica(StateMachine())
+    requests: dict[int, Change] = {}
+    leader = LockManager()
+    for number in range(3_000):
+        request = Request((), (f"{number}",), transaction_timeout_ms=1e9)
+        leader.step(request, 0)
+        requests[request.id] = request
+    batch = Batch(requests, leader.next_id, leader.next_fence, 0.0)
+    encoded = encode_batch(batch, encode_changes(batch.changes))
+    next(replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False)))
+    ended = Batch(dict.fromkeys([*requests][:10]), leader.next_id, leader.next_fence, 0.0)
+    encoded = encode_batch(ended, encode_changes(ended.changes))
+    replica.append(BatchCommitted((1, 2), *split_batch(encoded), len(encoded), resigned=False))
+    assert len(replica.state_machine().manager.table.held) == 2_990
