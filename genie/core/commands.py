@@ -77,8 +77,8 @@ class Recover:
     """Complete a restart: disconnect every request without a session, then grant every grantable request."""
 
     contended: list[str] | None = None
-    """The resources with waiters, from a caller that has searched the table, and disconnected the requests, in parts. None: both are
-    done in this step."""
+    """Some of the resources with waiters, from a caller that has disconnected the requests, and that recovers in parts. None: both
+    are done in this step, for all resources."""
 
 
 @dataclass(slots=True)

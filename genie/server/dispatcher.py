@@ -214,11 +214,11 @@ class Dispatcher:
         for part in in_parts(disconnected):
             handle_events(self._step(Disconnect(part), now), now)
             yield
-        contended: list[str] = []
-        for names in _slices([*table.resources]):
-            contended += [name for name in names if table.resources[name].wait_queue is not None]
+        for names in _slices([*table.resources]):  # a grant removes names from the table if it leaves no waiters
+            resources = {name: table.resources[name] for name in names if name in table.resources}
+            contended = [name for name, resource in resources.items() if resource.wait_queue is not None]
+            handle_events(self._step(core.Recover(contended), now), now)
             yield
-        handle_events(self._step(core.Recover(contended), now), now)
 
     def snapshot(self, next_id: int, now: float) -> Batch:
         """Return a snapshot of all requests and retained replies, which the store can write to Redis.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genie.core import Request, State, model
+from genie.core import Event, LockManager, Request, State, model
 from genie.core.model import details_of
 from genie.history import records
 from genie.history.recorder import Recorder
@@ -195,6 +195,29 @@ async def test_a_history_begins_with_the_waiting_requests_in_parts(
         line for line in chain.from_iterable(recorded_terms(tmp_path, 0, 1e18)) if isinstance(line, records.Carried)
     ]
     assert len(carried) == 1_000
+
+
+async def test_a_new_leader_searches_for_grantable_requests_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, sizes, step = World(), list[int](), LockManager._recover
+
+    def recover(manager: LockManager, contended: list[str] | None, now: float, events: list[Event]) -> None:
+        assert contended is not None
+        sizes.append(len(contended))
+        step(manager, contended, now, events)
+
+    monkeypatch.setattr(LockManager, "_recover", recover)
+    for id_ in range(1, LOCKS + 1):
+        origin = StoredOrigin(f"key {id_}", 60_000)
+        names = f"name/{id_}", f"name/{LOCKS - id_ + 1}"  # a grant removes both from the resources with waiters
+        world.manager.adopt(loaded(id_, *{*names}, state=State.WAITING, origin=origin))
+    await world.pipeline.recover([])
+    await world.settle()
+    assert max(sizes) <= PART
+    assert len(sizes) > LOCKS // PART // 2
+    assert len(world.table.held) == LOCKS // 2
+    assert not world.failures
+    check(world.manager)
+    world.pipeline.stop()
 
 
 async def test_a_recovery_ends_if_leadership_is_lost() -> None:
