@@ -59,7 +59,7 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Queue input, which `InputTurns` parses, or close the connection if too much is queued."""
-        if not data:  # aiohttp continues with input that it has kept
+        if not data:  # aiohttp calls this method without data to parse pipelined requests that it has kept
             super().data_received(data)
         elif len(self._unparsed) + len(data) > MAX_UNPARSED_BYTES:
             self.admitted.abort()

@@ -120,5 +120,7 @@ async def _run_coroutine(
 
 def _warn_not_extended(name: str, error: Exception) -> None:
     logger.warning(
-        "the job %s has succeeded, but its lock was not extended, and ends with its current timeout: %s", name, error
+        "the job %s has succeeded, but its lock could not be extended: another process may soon run the job again: %s",
+        name,
+        error,
     )

@@ -107,7 +107,7 @@ class LiveRequests:
             requests[line.id] = changed(request, line)
 
     def carried(self) -> list[Carried]:
-        """Return the requests as the first lines of the next file.
+        """Return the requests that have not ended, as the lines with which the next file begins.
 
         A request whose deadline passed long ago is omitted: the request has ended, but its end was not recorded because
         the disk was too slow.

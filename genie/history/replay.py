@@ -121,6 +121,7 @@ class Replay:
         source = iter(lines)
         line = next(source, None)
         while line is not None:
+            # While events are unconfirmed, a `disconnected` may be one of them, and then needs no command.
             if not _is_disconnection(line) or self._unconfirmed_events:
                 self._apply(line)
                 line = next(source, None)

@@ -106,8 +106,9 @@ class FencedTable:
     def read_or_create(
         self, connection: Connection, key: Any, values: Mapping[str, Any], *, fence: int, shared: bool = False
     ) -> Row[Any]:
-        """Return a row as `read` does. If the row does not exist, insert it with `values` before. `values` are not written to
-        an existing row.
+        """Return a row as `read` does. If the row does not exist, first insert it, with `values`.
+
+        `values` are not written to an existing row.
 
         Use this method instead of `read` for a row that may not exist. A missing row has no fence, so an older holder could
         still insert the row later. If `values` violate another unique constraint, the method raises SQLAlchemy's

@@ -157,7 +157,7 @@ class Follower:
             case Action.LOAD_SNAPSHOT:
                 await self._load_replica()
             case Action.DISCARD_REPLICA:
-                self._log.warning("replica diverged from primary, discarding replica")
+                self._log.warning("replica differs from the state in Redis, loading it again")
                 self._replica.discard()
             case Action.TAIL_LOG if meta is not None and meta.node is not None:
                 await self._tail_log(meta, meta.node)
