@@ -1,23 +1,24 @@
 """Fair scheduling of client commands, in batches of bounded duration.
 
-Each connection has a bounded input queue. The queues are served round robin; a turn ends after a quantum of time or of
-commands. There are three queues:
+Each connection has a bounded input queue. The connections are served round robin: a turn of a connection ends after a
+quantum of time or of commands. A connection with queued commands waits for its turn in one of three queues:
 
-- *Light* connections run first, so a `ping` waits for at most one batch, however many connections flood the server (fq_codel
-  schedules packets in the same way).
 - *Busy* connections have sent much input at once, or have used up their quantum and have more commands queued. A connection
   that uses up its quantum repeatedly stays busy for a while. Each batch gives the busy connections at least one turn, so
   that the light connections cannot starve them.
-- *Slow* commands, whose work grows with the state of the server or whose lines are long, wait in the third queue.
+- *Light* connections are all others. They run first, so a `ping` waits for at most one batch, however many connections flood
+  the server (fq_codel schedules packets in the same way).
+- *Slow* commands are those whose work grows with the state of the server, and long lines. A connection whose next command is
+  slow waits in the third queue.
 
-Many new connections may each send one expensive command, such as a request that searches for a deadlock. If light
-connections are left after a batch, the next batch begins with the connections of principals whose turns have not exceeded
-the quantum recently. The other principals take turns.
+Many new connections may each send one expensive command, such as a request that searches for a deadlock. Then a batch may end
+before it has served all light connections. The next batch begins with the principals whose turns have not exceeded the
+quantum recently. The other principals take turns.
 
-A batch executes at most one slow command, at its end, and `turns.py` decides whether one may begin. The principals take turns. A
-slow command is parked while its client does not read messages. A session with many requests ends in slices, which are queued
-like slow commands. The ends of all sessions together take turns like one more principal, because other clients wait for the
-locks. The state of a resumed session is also sent in slices.
+A batch executes at most one slow command, at its end, if `turns.py` permits it. The principals take turns with their slow
+commands. A slow command is parked while its client does not read messages. Two kinds of work are done in slices, which are queued
+like slow commands: the end of a session with many requests, and the report of the state of a resumed session. The ends of all
+sessions together take turns like one more principal, because other clients wait for the locks.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ MAX_RESUMED = 1_000
 """Maximum number of connections from which the server continues to read in one iteration of the event loop."""
 
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
-"""Executes or rejects commands of a connection. Returns the item that is not finished, if there is one."""
+"""Executes or rejects items of a connection in order. Returns the item before which it stopped, or None after the last one."""
 
 ENDINGS = ""
 """The name under which the ends of sessions wait in the third queue. No principal has this name."""
@@ -87,7 +88,7 @@ class CommandScheduler:
     def __init__(self, max_bytes: int, turns: IterationTurns) -> None:
         """`turns` are shared with the other namespaces of the server."""
         self.bytes = 0
-        """Bytes of all queued commands. The commands that the current batch has executed are subtracted at its end."""
+        """Bytes of all queued commands. At the end of a batch, the bytes of its commands are subtracted."""
         self._max_bytes = max_bytes
         self._turns = turns
         self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
@@ -100,17 +101,17 @@ class CommandScheduler:
         """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served
         next."""
         self._overruns: dict[str | None, float] = {}
-        """By name of the principal, when one of its turns last exceeded its quantum. The oldest time is first."""
-        self._left_light = False
-        """True if the last batch has left light connections."""
+        """Time of the last turn that exceeded its quantum, by the name of the principal. The oldest time is first."""
+        self._has_unserved_light = False
+        """True if the last batch ended before it had served all light connections."""
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
         self._paused: dict[Peer, None] = {}
         """Connections from which reading is paused because of `max_bytes`, in the order in which they were paused."""
         self._resumption: asyncio.Handle | None = None
         """The scheduled call of `_resume_paused`. None if it is not scheduled."""
-        self._room = 0
-        """Number of commands that the current batch may still run."""
+        self._remaining_commands = 0
+        """Number of commands that the current batch may still run. Negative after a turn that exceeded the limit."""
         self._finished_bytes = 0
         """Bytes of the commands that the current batch has executed."""
 
@@ -121,9 +122,9 @@ class CommandScheduler:
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
 
-        The fast path is for a light connection without queued commands; `_add_more` handles all others. Reading is paused if
-        too many bytes are queued for all connections, except from a connection with at most `LIGHT_BYTES`.
+        If too many bytes are queued for all connections, stop reading from this one, unless it has at most `LIGHT_BYTES`.
         """
+        # The fast path is for a light connection without queued commands. `_add_more` handles all others.
         queue = connection.input_queue
         if queue or size > SPLIT_BYTES or connection.busy_until:
             self._add_more(connection, items, size)
@@ -137,9 +138,9 @@ class CommandScheduler:
             self._pause(connection)
 
     def add_slow(self, connection: Peer, item: Item, items: Iterator[Item], size: int = 0) -> None:
-        """Queue a slow command and the commands after it, in front of the queued commands of the connection."""
-        rest = [item, *items]
-        connection.input_queue.appendleft((iter(rest), len(rest), size))
+        """Queue the slow command `item` and the commands after it, in front of the queued commands of the connection."""
+        commands = [item, *items]
+        connection.input_queue.appendleft((iter(commands), len(commands), size))
         self._append_slow(connection)
 
     def add_first(self, connection: Peer, item: Item) -> None:
@@ -149,6 +150,7 @@ class CommandScheduler:
         connection.input_queue.appendleft((iter((item,)), 1, 0))
 
     def _append_slow(self, connection: Peer) -> None:
+        """Append a connection to the slow queue of its principal, or to that of the ending sessions."""
         if connection.session.ending is not None:
             name: str | None = ENDINGS
         else:
@@ -156,7 +158,7 @@ class CommandScheduler:
         self.slow.setdefault(name, deque()).append(connection)
 
     def unpark(self, connection: Peer) -> None:
-        """Continue with the commands of a connection whose client reads again, or that was lost."""
+        """Queue a parked connection again, because its client reads again or the connection is lost."""
         if connection in self._parked:
             del self._parked[connection]
             self.bytes += connection.queued_bytes
@@ -164,7 +166,7 @@ class CommandScheduler:
 
     def _add_more(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of a connection that has commands queued, sent many bytes, or used much time."""
-        self.unpark(connection)  # this input is the end of a parked connection
+        self.unpark(connection)  # from a parked connection no commands are read: this is the end of its input
         if not connection.input_queue:
             if size > SPLIT_BYTES or connection.busy_until > self._clock():
                 self.busy.append(connection)
@@ -185,10 +187,11 @@ class CommandScheduler:
         connection.pause_input()
 
     def run_batch(self, execute: Execute, execute_slow: Execute | None = None) -> None:
-        """Run queued commands up to the limits of one batch: of light connections, of busy connections, and a slow command.
+        """Run one batch: commands of light connections, then of busy connections, and at the end one slow command.
 
-        Busy connections that had commands at the start of the batch get at least one turn. Without `execute_slow`,
-        `execute` never stops before a slow command. Nothing is run if the batch must wait for its turn.
+        The time of a batch, its commands and their bytes are limited. If connections are busy at the start, one of them gets a
+        turn even if a limit is reached. Nothing is run if the batch must wait for its turn. Without `execute_slow`, `execute`
+        must not stop before a slow command.
         """
         turns = self._turns
         limit_s = turns.begin_batch(id(self)) if turns.is_active else BATCH_S
@@ -196,20 +199,23 @@ class CommandScheduler:
             spent_s = turns.spent_s
             started = now = self._clock()
             end = now + limit_s
-            self._room = MAX_BATCH
+            self._remaining_commands = MAX_BATCH
             busy = self.busy
-            due_turns = len(busy)  # if not 0, one turn even if the limits of the batch are reached
-            if self._overruns and self._left_light:
+            is_turn_due = len(busy) > 0  # one turn, even if a limit of the batch is reached
+            if self._overruns and self._has_unserved_light:
                 self._order_light(now)
             now = self._run_light(execute, now, end)
-            while busy and (due_turns or (now < end and self._room > 0 and self._finished_bytes < MAX_BATCH_BYTES)):
+            while busy and (
+                is_turn_due or (now < end and self._remaining_commands > 0 and self._finished_bytes < MAX_BATCH_BYTES)
+            ):
                 if turns.is_exhausted:  # by a command of a light connection: the next batch begins with this turn
                     self.light.appendleft(busy.popleft())
-                    self._left_light = False  # so that it does not change the order
+                    self._has_unserved_light = False  # so that the next batch keeps the order
                     break
                 now = self._run_turn(busy.popleft(), execute, now)
-                due_turns = 0
-            turns.spent_s = spent_s + now - started  # with the expensive commands, which were added already
+                is_turn_due = False
+            # The whole time of the batch. It includes the expensive commands, whose time was added already.
+            turns.spent_s = spent_s + now - started
             if turns.spent_s > SHORT_S:
                 turns.spend(0.0)
         if self.slow and execute_slow is not None and turns.begin_slow(id(self)):
@@ -220,7 +226,7 @@ class CommandScheduler:
             self._resume_paused()
 
     def replace_all(self, connection: Peer, replace: Callable[[Item], Item]) -> None:
-        """Replace each queued item of a connection, at the moment at which the item would be executed."""
+        """Replace each queued item of a connection by `replace(item)`, which is called when the item would be executed."""
         queue = connection.input_queue
         for _ in range(len(queue)):
             items, count, size = queue.popleft()
@@ -239,22 +245,24 @@ class CommandScheduler:
         self._parked.clear()
 
     def _run_light(self, execute: Execute, now: float, end: float) -> float:
-        """Run commands of light connections until none are left, or until a limit of the batch is reached.
+        """Run commands of light connections until none are left or the batch has reached its limit.
 
-        `now` is the current time and `end` the end of the batch; returns the time after the last turn.
+        The limits are the time `end`, the remaining commands, and `MAX_BATCH_BYTES`. `now` is the current time; returns the time
+        after the last turn.
         """
-        light, clock, room, finished_bytes = self.light, self._clock, self._room, self._finished_bytes
+        light, clock = self.light, self._clock
+        remaining_commands, finished_bytes = self._remaining_commands, self._finished_bytes  # locals are faster
         while light:
             connection = light.popleft()
             queue = connection.input_queue
             items, count, size = queue.popleft()
             if queue or count > CHUNK or size > CHUNK_BYTES:
                 queue.appendleft((items, count, size))
-                self._room, self._finished_bytes = room, finished_bytes
+                self._remaining_commands, self._finished_bytes = remaining_commands, finished_bytes
                 now = self._run_turn(connection, execute, now)
-                room, finished_bytes = self._room, self._finished_bytes
+                remaining_commands, finished_bytes = self._remaining_commands, self._finished_bytes
             else:  # the usual case: everything queued is one chunk
-                room -= count
+                remaining_commands -= count
                 slow = execute(connection, items)
                 if slow is not None:
                     self.add_slow(connection, slow, items, size)
@@ -268,31 +276,32 @@ class CommandScheduler:
                 started, now = now, clock()
                 if now - started >= QUANTUM_S:
                     self._record_overrun(connection, started, now)
-            if now >= end or room <= 0 or finished_bytes >= MAX_BATCH_BYTES:
-                self._left_light = len(light) > 0
+            if now >= end or remaining_commands <= 0 or finished_bytes >= MAX_BATCH_BYTES:
+                self._has_unserved_light = len(light) > 0
                 break
         else:
-            self._left_light = False
-        self._room, self._finished_bytes = room, finished_bytes
+            self._has_unserved_light = False
+        self._remaining_commands, self._finished_bytes = remaining_commands, finished_bytes
         return now
 
     def _run_turn(self, connection: Peer, execute: Execute, now: float) -> float:
-        """Run commands of a connection for one quantum, and requeue the connection if commands are left.
+        """Run commands of a connection for one quantum. If commands are left, queue the connection again.
 
         `now` is the current time; returns the time after the turn.
         """
         queue, clock, started = connection.input_queue, self._clock, now
-        end, min_room, stopped = now + QUANTUM_S, self._room - QUANTUM, False
+        end, min_remaining = now + QUANTUM_S, self._remaining_commands - QUANTUM
         max_commands = CHUNK if connection.busy_until < now + HEAVY_S else 1
-        while queue and not stopped and self._room > min_room and now < end:
-            queued = queue.popleft()  # (items, count, bytes)
-            if queued[1] > max_commands or queued[2] > CHUNK_BYTES:
-                queued = _split_off_chunk(queue, *queued, max_commands)
-            stopped = self._run_chunk(connection, queued, execute)
+        is_next_slow = False
+        while queue and not is_next_slow and self._remaining_commands > min_remaining and now < end:
+            _, count, size = chunk = queue.popleft()
+            if count > max_commands or size > CHUNK_BYTES:
+                chunk = _split_off_chunk(queue, *chunk, max_commands)
+            is_next_slow = self._run_chunk(connection, chunk, execute)
             now = clock()
-        if stopped:
+        if is_next_slow:  # `_run_chunk` has queued the connection
             return now
-        if now >= end or self._room <= min_room:
+        if now >= end or self._remaining_commands <= min_remaining:
             self._record_overrun(connection, started, now)
             if queue:
                 self.busy.append(connection)
@@ -300,10 +309,10 @@ class CommandScheduler:
             self.light.append(connection)
         return now
 
-    def _run_chunk(self, connection: Peer, queued: Queued, execute: Execute) -> bool:
-        """Run one chunk. Return whether `execute` has stopped before a slow command."""
-        items, count, size = queued
-        self._room -= count
+    def _run_chunk(self, connection: Peer, chunk: Queued, execute: Execute) -> bool:
+        """Run one chunk. If `execute` stops before a slow command, queue the rest of the chunk as slow and return True."""
+        items, count, size = chunk
+        self._remaining_commands -= count
         slow = execute(connection, items)
         if slow is None:
             self._count_finished(connection, size)
@@ -312,7 +321,7 @@ class CommandScheduler:
         return slow is not None
 
     def _run_slow(self, execute_slow: Execute) -> None:
-        """Run the next slow command, and queue what is left of it and the commands after it."""
+        """Run the next slow command. Queue it again if slices of it are left; then also queue the commands after it."""
         connection = self._take_slow()
         if connection is None:
             return
@@ -329,13 +338,17 @@ class CommandScheduler:
             self._count_finished(connection, size)
         if (now := self._clock()) - started >= QUANTUM_S:
             self._record_overrun(connection, started, now)
-        self._turns.spent_s = spent_s
+        self._turns.spent_s = spent_s  # `execute_slow` may have added a part of the time, which is counted once
         self._turns.spend(now - started)
         if connection.input_queue and unfinished is None:
-            (self.busy if connection.busy_until > now else self.light).append(connection)
+            connections = self.busy if connection.busy_until > now else self.light
+            connections.append(connection)
 
     def _take_slow(self) -> Peer | None:
-        """Remove and return the connection whose slow command is next, or None. Park connections whose clients do not read."""
+        """Remove the connection whose slow command is next from its queue and return it. Return None if there is none.
+
+        A connection whose client does not read is parked instead, unless it is lost or its session ends.
+        """
         while self.slow:
             principal = next(iter(self.slow))
             connections = self.slow.pop(principal)
@@ -349,23 +362,28 @@ class CommandScheduler:
         return None
 
     def _order_light(self, now: float) -> None:
-        """Order the light connections by the last overrun of their principal, and then by their own. Drop old overruns."""
-        for name, overran in list(self._overruns.items()):
-            if overran > now - OVERRUN_MEMORY_S:
-                break
-            del self._overruns[name]
+        """Sort the light connections by the last overrun of their principal, connections without a recent overrun first.
+
+        Of the connections of one principal, those without a recent overrun are first, too. Old overruns are dropped.
+        """
         overruns, light = self._overruns, self.light
-        ordered = sorted(
-            light, key=lambda each: (overruns.get(principal_name(each), 0.0), max(each.overran_until, now))
-        )
+        for name, overran_at in list(overruns.items()):
+            if overran_at > now - OVERRUN_MEMORY_S:
+                break
+            del overruns[name]
+
+        def overrun_times(connection: Peer) -> tuple[float, float]:
+            return overruns.get(principal_name(connection), 0.0), max(connection.overran_until, now)
+
+        ordered = sorted(light, key=overrun_times)
         light.clear()
         light.extend(ordered)
 
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
-        """Record that a connection used up its quantum. Make the connection busy if its previous overrun was recent.
+        """Record that a connection used up its quantum in the turn from `started` to `now`.
 
-        A single overrun does not make it busy, because the whole process may have been paused. The turn has lasted from
-        `started` to `now`.
+        Make the connection busy if its previous overrun was recent. A single overrun does not suffice, because the whole process
+        may have been paused.
         """
         name = principal_name(connection)
         self._overruns.pop(name, None)
@@ -376,7 +394,7 @@ class CommandScheduler:
         connection.overran_until = until
 
     def _count_finished(self, connection: Peer, size: int) -> None:
-        """Subtract the bytes of finished commands from the queued bytes, and resume reading if it was paused."""
+        """Subtract the bytes of finished commands from those of the connection. Resume reading if that was paused."""
         self._finished_bytes += size
         connection.queued_bytes -= size
         if connection.input_paused:
@@ -384,16 +402,17 @@ class CommandScheduler:
 
     def _resume_reading(self, connection: Peer) -> None:
         """Resume reading from a paused connection, unless too many bytes are still queued for it or for all connections."""
-        if self.bytes - self._finished_bytes > self._max_bytes:
+        queued_bytes_in_total = self.bytes - self._finished_bytes
+        if queued_bytes_in_total > self._max_bytes:
             self._paused[connection] = None
         elif connection.queued_bytes <= MAX_QUEUED_BYTES:
             self._paused.pop(connection, None)
             connection.resume_input()
 
     def _resume_paused(self) -> None:
-        """Resume reading from some connections, in the order in which they were paused, if the total is within its limit.
+        """Resume reading from up to `MAX_RESUMED` connections, in the order in which they were paused.
 
-        The others follow in the next iteration of the event loop.
+        The others follow in the next iteration of the event loop. Nothing is resumed while too many bytes are queued in total.
         """
         self._resumption = None
         if self.bytes <= self._max_bytes:
@@ -406,19 +425,21 @@ class CommandScheduler:
 
 
 def _split_off_chunk(queue: InputQueue, items: Iterator[Item], count: int, size: int, max_commands: int) -> Queued:
-    """Split a queued input: return a chunk of at most `max_commands`, and put the other commands back into `queue`.
+    """Return a chunk of at most `max_commands` of `count` items of `size` bytes. Put the other items back into `queue`.
 
-    The bytes of an input count as finished after its last command. So the commands that are put back keep `size`, and the
+    The bytes of an input count as finished after its last command. So the items that are put back keep `size`, and the
     chunk has 0 bytes.
     """
     if isinstance(items, UnsplitLines):
         lines = mark_long([line for line in items.split_next() if line])
-        if items:  # more lines are left, of unknown number
+        if items:  # an unknown number of lines is left
             queue.appendleft((items, maxsize, size))
             size = 0  # no limit by bytes: these lines have at most `SPLIT_BYTES`, or they are one line
         items, count = iter(lines), len(lines)
-    # Limit long commands to about `CHUNK_BYTES`, at least one. `size` may include earlier chunks: then the chunk is shorter.
-    limit = max_commands if size <= CHUNK_BYTES else max(1, min(max_commands, count * CHUNK_BYTES // size))
+    limit = max_commands
+    if size > CHUNK_BYTES:  # long commands: about `CHUNK_BYTES`, but at least one command
+        commands_in_chunk_bytes = count * CHUNK_BYTES // size  # fewer if `size` includes earlier chunks
+        limit = max(1, min(max_commands, commands_in_chunk_bytes))
     if count <= limit:
         return items, count, size
     queue.appendleft((items, count - limit, size))
