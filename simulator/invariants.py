@@ -230,16 +230,18 @@ def _check_special(manager: LockManager, name: str, resource: LockedResource) ->
         of_transactions = {owner: count for owner, count in counted.items() if isinstance(owner, str)}
         requests = Counter(owner for owner, _ in units if isinstance(owner, str))
         expected = counted.total(), of_transactions, len(units), requests
-        if (special.in_use, special.by_transaction, special.holders, special.requests) != expected:
+        if (special.in_use, special.held_by_transaction, special.unit_holder_count, special.request_counts) != expected:
             raise Violation(f"the units of {name} are wrong")
         asked: dict[str, list[tuple[int, int]]] = {}
         for request in manager.table.waiting.values():
             if request.transaction is not None and name in request.units:
                 asked.setdefault(request.transaction, []).append(request.units[name])
         sums = {each: (len(waits), sum(units for units, _ in waits)) for each, waits in asked.items()}
-        if {each: counts[:2] for each, counts in special.asked.items()} != sums:
+        if {each: counts[:2] for each, counts in special.waiting_by_transaction.items()} != sums:
             raise Violation(f"the units of {name} that transactions wait for are wrong")
-        if any(special.asked[each][2] > min(limit for _, limit in waits) for each, waits in asked.items()):
+        if any(
+            special.waiting_by_transaction[each][2] > min(limit for _, limit in waits) for each, waits in asked.items()
+        ):
             raise Violation(f"the limit of a transaction that waits for units of {name} is wrong")
     elif units:
         raise Violation(f"units of {name}, which is not a counted resource")
@@ -258,18 +260,18 @@ def _check_subtree(manager: LockManager, name: str, special: Subtree, queue: Wai
         if contains(name, each)
     ]
     modes = [mode for _, mode in below]
-    if (special.shared, special.exclusive) != (modes.count(S), len(modes) - modes.count(S)):
+    if (special.shared_count, special.exclusive_count) != (modes.count(S), len(modes) - modes.count(S)):
         raise Violation(f"the numbers of locks below {name} are wrong")
-    for owner in {request.transaction for request, _ in below} | set(special.by_transaction):
+    for owner in {request.transaction for request, _ in below} | set(special.counts_by_transaction):
         own = [mode for request, mode in below if request.transaction == owner]
         counts = own.count(S), len(own) - own.count(S)
-        if owner is not None and special.by_transaction.get(owner, counts) != counts:
+        if owner is not None and special.counts_by_transaction.get(owner, counts) != counts:
             raise Violation(f"the locks of {owner} below {name} are wrong")
         if owner is not None and locks_below(manager.table, name, special, owner) != counts:
             raise Violation(f"the locks that {owner} holds below {name} are wrong")
     requests = [*manager.table.held.values(), *manager.table.waiting.values()]
     naming = {request.transaction for request in requests if name in request.names()}
-    if not special.by_transaction.keys() <= naming:
+    if not special.counts_by_transaction.keys() <= naming:
         raise Violation(f"locks below {name} are counted for a transaction that does not name it")
 
 

@@ -161,7 +161,7 @@ def _count_holders(table: LockTable, name: str) -> tuple[int, Request | None]:
     first = next(chain.from_iterable(group.values() for group in groups), None)
     if resource is not None and isinstance(resource.special, Subtree):
         subtree = resource.special
-        count += subtree.shared + subtree.exclusive
+        count += subtree.shared_count + subtree.exclusive_count
         if first is None:
             first = next((request for _, request in subtree.examples.values()), None)
     return count, first
@@ -240,7 +240,7 @@ async def resource(table: LockTable, name: str, now: float, budget: WorkBudget) 
         limits = [limit for _count, limit in units]
         response.units_in_use, response.units_limit = special.in_use, max(limits, default=special.in_use)
     elif isinstance(special, Subtree):
-        response.held_below = special.shared + special.exclusive
+        response.held_below = special.shared_count + special.exclusive_count
     for request in holders:
         if request.state is HELD:
             response.holders.append(_request_row(request, now))

@@ -182,7 +182,7 @@ def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner
     Most of the locks of a few transactions are read, so these may be yielded without a lock below. Yields `owner` itself
     for requests that lead to no other owner.
     """
-    if special.shared + special.exclusive == len(special.examples):
+    if special.shared_count + special.exclusive_count == len(special.examples):
         for _, holder in special.examples.values():
             yield holder.owner
         return

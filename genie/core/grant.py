@@ -103,7 +103,7 @@ def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
     if resource is None or not isinstance(resource.special, Counted) or resource.wait_queue is None:
         return None
     queue = resource.wait_queue
-    if len(resource.holders) > resource.special.holders:
+    if len(resource.holders) > resource.special.unit_holder_count:
         return None
     first = queue.of_mode(U).first
     if first is None or not first[2].simple or queue.exclusive or queue.shared:
@@ -114,7 +114,7 @@ def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
 def units_in_use(resource: LockedResource, limit: int) -> int:
     """Return the units in use of a resource, or `limit` if it has holders of another mode."""
     special = resource.special
-    if not isinstance(special, Counted) or len(resource.holders) > special.holders:
+    if not isinstance(special, Counted) or len(resource.holders) > special.unit_holder_count:
         return limit
     return special.in_use
 
@@ -415,9 +415,9 @@ def _excludes(table: LockTable, resource: LockedResource, name: str, owner: Owne
 def _counts_against(resource: LockedResource, special: Counted, own_count: int, owner: Owner, mode: QueueMode) -> bool:
     """Return whether units of another owner exclude a shared lock of `owner`, or shared locks exclude its units."""
     if mode == S:
-        return special.in_use > special.by_transaction.get(owner, 0)
+        return special.in_use > special.held_by_transaction.get(owner, 0)
     if special.in_use:  # then shared locks, if there are any, are of the owner of the units
-        return not own_count and len(resource.holders) > special.holders
+        return not own_count and len(resource.holders) > special.unit_holder_count
     return len(resource.holders) > own_count
 
 

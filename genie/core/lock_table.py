@@ -429,7 +429,7 @@ class LockTable:
         counted = 0
         for name in details.subtrees:
             special = self.subtrees[name].special if name in self.subtrees else None
-            counted += isinstance(special, Subtree) and transaction in special.by_transaction
+            counted += isinstance(special, Subtree) and transaction in special.counts_by_transaction
         return len(self.transactions[transaction].grants) * (len(details.subtrees) - counted)
 
     def is_new(self, subtree: str) -> bool:

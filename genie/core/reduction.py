@@ -205,7 +205,7 @@ class _UnitScan:
         resource = table.resources[name]
         queue, special = table.wait_queue(name), resource.special
         assert isinstance(special, Counted)  # noqa: S101 - units of a subtree do not exist
-        self.held = special.by_transaction
+        self.held = special.held_by_transaction
         self.in_use = sum(
             [
                 units
@@ -219,7 +219,7 @@ class _UnitScan:
         self.asked_by: dict[Owner, int] = {}
         self.smallest = maxsize
         """The smallest limit of these waiters."""
-        self.only_units = len(resource.holders) == special.holders and queue.modes() == [U]
+        self.only_units = len(resource.holders) == special.unit_holder_count and queue.modes() == [U]
         self.entries = iter(queue.of_mode(U))
         self.fits: dict[int, bool] = {}
         """True if the units of each waiter that was read fit, by id."""
@@ -283,7 +283,7 @@ class _Finishing:
             yield next(iter(resource.holders.values())).owner
         elif mode == X or (
             special is not None
-            and not (isinstance(special, Counted) and mode == U and len(resource.holders) == special.holders)
+            and not (isinstance(special, Counted) and mode == U and len(resource.holders) == special.unit_holder_count)
         ):
             for holder in resource.holders.values():
                 if resource.holder_mode(name, holder) in CONFLICTS[mode]:
@@ -373,8 +373,8 @@ def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) 
     resource = table.resources[name]
     modes = [*CONFLICTS[mode], U] if mode == U else CONFLICTS[mode]
     special = resource.special
-    if isinstance(special, Counted) and mode == U and len(resource.holders) == special.holders:
-        for count, transaction in enumerate(special.by_transaction):
+    if isinstance(special, Counted) and mode == U and len(resource.holders) == special.unit_holder_count:
+        for count, transaction in enumerate(special.held_by_transaction):
             if table.transactions[str(transaction)].waiting:
                 yield transaction
             elif count % UNITS_PER_STEP == 0:
@@ -433,8 +433,8 @@ class Reduction:
         """Add the waiting owners that hold a resource."""
         name, resource, owners = room.name, room.resource, self._owners
         special = resource.special
-        if isinstance(special, Counted) and len(resource.holders) == special.holders:
-            held = special.by_transaction
+        if isinstance(special, Counted) and len(resource.holders) == special.unit_holder_count:
+            held = special.held_by_transaction
             self._budget.spend(min(len(held), len(owners)) // UNITS_PER_STEP)
             for owner in held if len(held) < len(owners) else owners:
                 if owner in held and owner in owners:

@@ -69,7 +69,7 @@ def _add_request(table: LockTable, subtree: str, request: Request) -> None:
     """Count a request that names a subtree in the table for its transaction."""
     special = table.subtrees[subtree].special
     if request.transaction is not None and isinstance(special, Subtree):
-        special.requests[request.transaction] = special.requests.get(request.transaction, 0) + 1
+        special.request_counts[request.transaction] = special.request_counts.get(request.transaction, 0) + 1
 
 
 def open_subtrees(table: LockTable, subtrees: Collection[str]) -> Iterator[None]:
@@ -158,11 +158,11 @@ def _read_below(table: LockTable, subtree: str) -> tuple[Subtree, list[WaitQueue
             if resource.wait_queue is not None:
                 queues.append(resource.wait_queue)
             if resource.special is not None and isinstance(resource.special, Counted):
-                exclusive += resource.special.holders
+                exclusive += resource.special.unit_holder_count
             if holders and len(special.examples) < MAX_EXAMPLES:
                 for holder in islice(resource.holders.values(), 1):
                     special.examples[name] = resource.holder_mode(name, holder), holder
-    special.shared, special.exclusive = holders - exclusive, exclusive + len(names)
+    special.shared_count, special.exclusive_count = holders - exclusive, exclusive + len(names)
     return special, queues
 
 
@@ -322,7 +322,7 @@ def _close_slice(table: LockTable, subtree: str, affected: dict[str, None], *, k
 
 def has_conflicting_below(table: LockTable, subtree: str, special: Subtree, mode: QueueMode, owner: Owner) -> bool:
     """Return whether another owner than `owner` holds a lock below a subtree that conflicts with `mode`."""
-    count = special.exclusive + (special.shared if mode == X else 0)
+    count = special.exclusive_count + (special.shared_count if mode == X else 0)
     if not count or mode not in (S, X, SIX):
         return False  # most often: the locks of the owner need not be counted
     shared, exclusive = own_below(table, subtree, special, owner)
@@ -336,9 +336,9 @@ def own_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) ->
     """
     if not isinstance(owner, str):  # a request without a transaction never holds and waits
         return 0, 0
-    own = special.by_transaction.get(owner)
+    own = special.counts_by_transaction.get(owner)
     if own is None:
-        own = special.by_transaction[owner] = locks_below(table, subtree, special, owner)
+        own = special.counts_by_transaction[owner] = locks_below(table, subtree, special, owner)
     return own
 
 
@@ -354,12 +354,12 @@ def locks_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) 
     grants = transaction.grants
     names = [name for name in grants if (is_all or first <= name < end) and name != subtree]
     total = sum(grants.values()) if len(names) == len(grants) else sum([grants[name] for name in names])
-    if not special.shared:
+    if not special.shared_count:
         return 0, total
     shared = 0
     for name in [name for name in names if name not in table.uncontended]:
         resource = table.resources[name]
         shared += grants[name] - resource.exclusive_count  # if it is not 0, all holders have the same owner
         if isinstance(resource.special, Counted):
-            shared -= resource.special.requests.get(str(owner), 0)
+            shared -= resource.special.request_counts.get(str(owner), 0)
     return shared, total - shared

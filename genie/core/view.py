@@ -206,7 +206,7 @@ def _count_unlisted(table: LockTable, request: Request) -> int:
         if isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, request.owner):
             shared, exclusive = own_below(table, name, special, request.owner)
             blocking = [IX] if mode in (S, SIX) else [IS, IX]
-            total = special.exclusive - exclusive + (special.shared - shared if IS in blocking else 0)
+            total = special.exclusive_count - exclusive + (special.shared_count - shared if IS in blocking else 0)
             listed = [
                 holder
                 for below, holder in special.examples.values()

@@ -269,16 +269,16 @@ def test_the_units_that_a_transaction_waits_for_are_counted_and_not_summed_for_e
     counted, steps = manager.table.counted("pool"), []
     for waiters in range(1, 401):
         ask(manager, {"pool": (2, 1_000)}, transaction="T", queue_timeout_ms=waiters)
-        assert counted.asked == {"T": (waiters, 2 * waiters, 1_000)}
+        assert counted.waiting_by_transaction == {"T": (waiters, 2 * waiters, 1_000)}
         steps.append(count(lambda: counted.may_exceed_own_limit("T")))
     assert set(steps) == {steps[0]}
     for waiters in range(399, 100, -1):
         command = Expire(1) if waiters % 2 else Release(max(manager.table.waiting))
         manager.step(command, 400)
-        assert counted.asked == {"T": (waiters, 2 * waiters, 1_000)}
+        assert counted.waiting_by_transaction == {"T": (waiters, 2 * waiters, 1_000)}
     manager.step(Release(holder.id), 400)
     finish(manager)
-    assert counted.asked == {}, "no memory is left of the waits"
+    assert counted.waiting_by_transaction == {}, "no memory is left of the waits"
     check(manager)
 
 

@@ -113,7 +113,7 @@ def of_units() -> dict[int | str, int]:
         counted.add(f"{number}", 1)
     for number in range(MANY - 1):
         counted.remove(f"{number}", 1)
-    return counted.by_transaction
+    return counted.held_by_transaction
 
 
 def of_asked_units() -> dict[str, tuple[int, int, int]]:
@@ -122,7 +122,7 @@ def of_asked_units() -> dict[str, tuple[int, int, int]]:
         counted.begin_wait(f"{number}", (1, 1))
     for number in range(MANY - 1):
         counted.end_wait(f"{number}", 1)
-    return counted.asked
+    return counted.waiting_by_transaction
 
 
 def session() -> Session:
