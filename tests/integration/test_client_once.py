@@ -96,7 +96,7 @@ async def test_a_job_that_has_succeeded_is_not_repeated_after_a_lost_connection(
             return "done"
 
         assert await asyncio.to_thread(job) == "done"
-        assert "the job jobs/cut has succeeded, but its lock was not extended" in caplog.text
+        assert "the job jobs/cut has succeeded, but its lock could not be extended" in caplog.text
         assert await asyncio.to_thread(job) is None
 
 
