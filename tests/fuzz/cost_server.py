@@ -191,7 +191,7 @@ class CostServer:
         self.pipeline = Pipeline(
             manager, self.store, self.limits, self.stats, lambda: loop.time() * 1000, self._on_failed
         )
-        self.pipeline.recover(state.retained_replies.values())
+        await self.pipeline.recover(state.retained_replies.values())
         await self._send(0, [make_line("hello", session="session-to-warm-up") + b"\n", make_line("bye") + b"\n"])
         await self.settle()
         await self._leave()

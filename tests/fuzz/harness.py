@@ -155,7 +155,7 @@ class Harness:
         self.pipeline = Pipeline(
             manager, self.store, self.limits, self.stats, lambda: self.now_ms - clock_started_at, self._failed
         )
-        self.pipeline.recover(state.retained_replies.values())
+        await self.pipeline.recover(state.retained_replies.values())
         await self._run_until_idle()
         self.handler.hand_over([client.connection for client in self.clients.values()], self.pipeline)
         self.handler = self.pipeline
