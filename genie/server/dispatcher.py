@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import inf
 from typing import TYPE_CHECKING, TypeVar
@@ -153,6 +153,8 @@ class Dispatcher:
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
         self._ended_count = 0
         """Number of sessions, of their locks and of their retained replies that have ended in this batch."""
+        self._unrestored: list[RetainedReply] = []
+        """The loaded replies, while the recovery has not restored all of them in their sessions."""
         self._watched = self.watch_events.watched
         self._table, self._step = manager.table, manager.step
 
@@ -187,13 +189,16 @@ class Dispatcher:
             if not self._end_session(session, now) or self._ended_count >= MAX_EXPIRED_SESSIONS:
                 break  # the rest of this session, and the other sessions, end in the next batch
 
-    def recover(self, replies: Iterable[RetainedReply], now: float) -> Iterator[None]:
+    def recover(self, replies: Iterable[RetainedReply], clock: Callable[[], float]) -> Iterator[None]:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request.
 
-        Works in parts of a few ms: yields after each. The caller stores the changes of each part.
+        Works in parts of a few ms, one each time that the result is advanced. The caller stores the changes of each part.
         """
+        self._unrestored = list(replies)  # from now on: a snapshot may be needed before the first part
+        return self._recover_in_parts(self._unrestored, clock)
+
+    def _recover_in_parts(self, replies: list[RetainedReply], clock: Callable[[], float]) -> Iterator[None]:
         table, sessions, handle_events = self._table, self.sessions, self.notifier.handle_events
-        replies = list(replies)
         for some in _slices(replies):
             for reply in some:
                 self.manager.add_outcome(reply.id, reply.reason)
@@ -207,16 +212,20 @@ class Dispatcher:
         for some in _slices(sorted(replies, key=lambda reply: reply.at)):
             sessions.restore((), some)
             yield
+        self._unrestored = []
         for detached in _slices([*sessions]):
+            now = clock()  # the timeout of a session begins when it can soon be resumed
             for session in detached:
                 sessions.detach(session, now)
             yield
         for part in in_parts(disconnected):
+            now = clock()
             handle_events(self._step(Disconnect(part), now), now)
             yield
         for names in _slices([*table.resources]):  # a grant removes names from the table if it leaves no waiters
             resources = {name: table.resources[name] for name in names if name in table.resources}
             contended = [name for name, resource in resources.items() if resource.wait_queue is not None]
+            now = clock()
             handle_events(self._step(core.Recover(contended), now), now)
             yield
 
@@ -225,7 +234,8 @@ class Dispatcher:
 
         `next_id` is greater than all assigned ids: a later leader assigns ids from `next_id` on.
         """
-        retained = {reply.id: reply for session in self.sessions for reply in session.retained_replies or ()}
+        in_sessions = chain.from_iterable([session.retained_replies or () for session in self.sessions])
+        retained = {reply.id: reply for reply in chain(self._unrestored, in_sessions)}
         return snapshot_of(self.manager, retained, next_id, now)
 
     def dispose(self) -> None:

@@ -425,10 +425,10 @@ class Pipeline:
         between which the other namespaces are served. Many changes are committed between two parts, and the others with the next
         batch. Returns early if the pipeline is stopped.
         """
-        self._batch_at = now = self._clock()
+        self._batch_at = self._clock()
         turns, caller = self._turns, (id(self), "recovery")
         snapshot = () if self._recorder is None else self._recorder.write_snapshot()
-        parts = chain(snapshot, self._dispatcher.recover(replies, now))
+        parts = chain(snapshot, self._dispatcher.recover(replies, self._clock))
         is_recovered = has_run = has_waited = False
 
         def recover_part() -> None:
@@ -446,7 +446,10 @@ class Pipeline:
                 turns.spend(time.monotonic() - started)
             if is_recovered:
                 break
-            if len(self._outcome.changes) >= MAX_RECOVERED_CHANGES:
+            if self._commits.in_flight:  # a heartbeat that was sent since the last commit was acknowledged
+                pass
+            elif len(self._outcome.changes) >= MAX_RECOVERED_CHANGES:
+                self._batch_at = now = self._clock()
                 self._commits.send(self._outcome, now, self._on_acknowledged)
             elif has_run:
                 continue

@@ -115,7 +115,7 @@ class Server:
         )
         self.client, self.other_client = make_client(), make_client()
         self.input_queue = self.outbox = b""
-        for _ in self.dispatcher.recover(replica.retained_replies.values(), now * 1000):
+        for _ in self.dispatcher.recover(replica.retained_replies.values(), lambda: now * 1000):
             pass
         self.take_output()
 

@@ -233,3 +233,56 @@ async def test_a_recovery_ends_if_leadership_is_lost() -> None:
     await asyncio.wait_for(recovery, 10)
     await asyncio.wait_for(world.pipeline.drained(), 10)
     assert world.table.locks > 0
+
+
+async def test_a_snapshot_during_a_recovery_has_the_replies_that_are_not_restored_yet() -> None:
+    world = World()
+    origin = StoredOrigin("key", 60_000)
+    replies = [RetainedReply(id_, f"ref {id_}", origin, id_, b"{}\n") for id_ in range(1, LOCKS + 1)]
+    recovery = asyncio.create_task(world.pipeline.recover(replies))
+    restored = set()
+    await asyncio.sleep(0)
+    while not recovery.done():
+        assert world.pipeline.snapshot().changes.keys() == {*range(1, LOCKS + 1)}
+        restored.update(len(session.retained_replies or ()) for session in world.pipeline._dispatcher.sessions)
+        await asyncio.sleep(0)
+    assert len(restored) >= LOCKS // PART, "some snapshots were between two parts"
+    assert world.pipeline.snapshot().changes.keys() == {*range(1, LOCKS + 1)}
+    world.pipeline.stop()
+
+
+async def test_a_recovery_waits_for_a_heartbeat_that_follows_its_commit_immediately() -> None:
+    world = World()
+    for id_ in range(1, LOCKS + 1):
+        world.manager.adopt(loaded(id_, f"name/{id_}"))
+    world.store.held_back = []
+    recovery = asyncio.create_task(world.pipeline.recover([]))
+    while not world.store.held_back:  # noqa: ASYNC110 - each iteration of the event loop
+        await asyncio.sleep(0)
+    world.pipeline._commits._sent_at -= 1  # a slow commit
+    world.store.held_back.pop()(None)
+    tick(world.pipeline)  # before the recovery continues: a timer may run first
+    assert len(world.store.held_back) == 1
+    for _ in range(LOCKS):
+        await asyncio.sleep(0)
+    assert len(world.store.held_back) == 1, "one batch is in flight"
+    world.store.acknowledge()
+    await recovery
+    await world.settle()
+    assert sum(world.store.changes) == LOCKS
+    world.pipeline.stop()
+
+
+async def test_sessions_of_a_long_recovery_can_be_resumed_for_their_whole_timeout() -> None:
+    world = World()
+    origin = StoredOrigin("key", 1_000)
+    for id_ in range(1, LOCKS + 1):
+        world.manager.adopt(loaded(id_, f"name/{id_}", origin=origin))
+    recovery = asyncio.create_task(world.pipeline.recover([]))
+    while not recovery.done():
+        if not world.pipeline.session_count or world.now < 1_000:
+            world.now += 100
+        await asyncio.sleep(0)
+    [session] = world.pipeline._dispatcher.sessions
+    assert session.expires_at == world.now + 1_000
+    world.pipeline.stop()

@@ -62,7 +62,7 @@ class Leader:
         self.dispatcher = Dispatcher(manager, Limits(), Stats(), BatchOutcome(manager.next_id))
         self.peers: list[Peer] = []
         self.decoder = RecordDecoder()
-        for _ in self.dispatcher.recover(retained_replies, now):
+        for _ in self.dispatcher.recover(retained_replies, lambda: now):
             pass
 
     def step(self, replica: StateMachine) -> None:
@@ -227,7 +227,7 @@ def test_the_reason_of_an_ended_request_survives_a_restart() -> None:
         if change is not None
     ]
     restarted, peer = Dispatcher(LockManager(), Limits(), Stats(), BatchOutcome()), make_client()
-    for _ in restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)], 0):
+    for _ in restarted.recover([reply for reply in stored if isinstance(reply, RetainedReply)], lambda: 0):
         pass
     restarted.execute(0, peer, iter([Hello("a secret of sixteen")]))
     restarted.execute(0, peer, iter([waiting_request, line("release", ref="1")]))

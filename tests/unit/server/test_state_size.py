@@ -755,7 +755,7 @@ def recovered(before: Server, **limits: int) -> Server:
     after = Server(**limits)
     after.dispatcher = Dispatcher(state.manager, Limits(**limits), after.stats, BatchOutcome())
     after.manager, after.size, after.now = state.manager, after.dispatcher.size, before.now
-    for _ in after.dispatcher.recover(state.retained_replies.values(), after.now):
+    for _ in after.dispatcher.recover(state.retained_replies.values(), lambda: after.now):
         pass
     return after
 
