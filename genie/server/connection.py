@@ -165,17 +165,14 @@ class Connection(Peer, asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Discard received bytes while closing.
-
-        Before the connection is READY, wait for a turn. Otherwise process the bytes.
-        """
+        """Process received bytes, before the connection is READY only when it is its turn. While closing, discard them."""
         if self.closing:
             self._discarded_bytes += len(data)
             if self._lingers_until and self._discarded_bytes > MAX_LINGER_BYTES and self._transport is not None:
                 self._transport.close()
         elif self.state is READY or self._postponed_lines is not None:
             self._process(data)
-        elif self._postponed_input:  # TLS may deliver input received earlier
+        elif self._postponed_input:  # reading is paused, but TLS may deliver input that it received earlier
             self._postponed_input += data
         elif self._admission.opening_turns.has_time:
             self._admission.opening_turns.run(partial(self._process, data))
@@ -225,8 +222,8 @@ class Connection(Peer, asyncio.Protocol):
     def eof_received(self) -> bool:
         """Close the connection after the replies to all commands that were read, because the client has half-closed it.
 
-        A client that is not authenticated is rejected. Return True to keep the transport open for the replies. TLS has no
-        half-close, so with TLS the transport is closed.
+        A client that is not authenticated is rejected. Return True to keep the transport open for the replies, or False with TLS,
+        which has no half-close.
         """
         self._eof = True
         if self._lingers_until:  # all replies are sent
@@ -294,7 +291,7 @@ class Connection(Peer, asyncio.Protocol):
             self._admission.unread_output.add(self, len(data))
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
-        """Send an error and close the connection. Abort it if the client has not read the error within the grace time."""
+        """Send an error and close the connection. Abort it after `SLOW_CONSUMER_GRACE_S` if the client has not read the error."""
         limit = self._limits.max_unread
         reason = (
             f"slow consumer: the client left more than {limit} bytes of messages unread, so the connection is closed"
@@ -428,7 +425,9 @@ class Connection(Peer, asyncio.Protocol):
         if self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
-            self._submit(lines, size=0)  # not counted: no further input of this connection is read
+            self._submit(
+                lines, size=0
+            )  # these bytes are not counted, because no further input of this connection is read
         if not self.closing:  # an invalid opening line has closed it
             limit = self._limits.max_line
             self._submit_end(
@@ -438,9 +437,9 @@ class Connection(Peer, asyncio.Protocol):
     # -- authentication -----------------------------------------------------------------------------------
 
     def _receive_before_ready(self, data: bytes) -> bytes:
-        """Return the bytes that may be processed as lines, or b"" if there are none yet.
+        """Authenticate the client if necessary, and reject a TLS client on a port without TLS.
 
-        Authenticates the client if necessary, and rejects a TLS client on a port without TLS.
+        Return the bytes that are to be processed as lines: b"" if the client is rejected, or not authenticated yet.
         """
         if self._handshake is not None:
             data = self._authenticate(self._handshake, data)
@@ -452,7 +451,10 @@ class Connection(Peer, asyncio.Protocol):
         return b"" if self.closing else data
 
     def _authenticate(self, handshake: Handshake, data: bytes) -> bytes:
-        """Pass received bytes to the handshake. Return all bytes received so far if the client is authenticated, else b""."""
+        """Pass received bytes to the handshake.
+
+        Return all bytes received so far once the client is authenticated. Before that, and after a rejection, return b"".
+        """
         outcome = handshake.receive(data)
         if outcome is None:
             self._admission.partial_lines.update(self, len(handshake.received), new=False)
@@ -470,7 +472,7 @@ class Connection(Peer, asyncio.Protocol):
         return bytes(handshake.received)
 
     def reject_unauthenticated(self, denial: Denial = NO_HELLO) -> None:
-        """Send the error of `denial` and close the connection, because it was not authenticated."""
+        """Log why a client was not authenticated, send it the error of `denial` and close the connection."""
         if self._transport is not None and not self._transport.is_closing():
             peer = self._transport.get_extra_info("peername")
             log_limited("warning", "authentication failed", reason=denial.reason, peer=peer)
@@ -499,22 +501,23 @@ class Connection(Peer, asyncio.Protocol):
         """Give the connection the permissions of `principal`."""
         self.principal = principal
         if self._handshake is not None and self._handshake.principal is not None:
-            self._handshake.principal = principal  # that of the certificate, which the first line may confirm
+            # The handshake returns this principal, that of the certificate, if the first line has no token.
+            self._handshake.principal = principal
 
     def close_revoked(self) -> None:
-        """Close the connection after the pending replies, because its principal has no permissions any more."""
+        """Close the connection after the pending replies, because its principal has lost all permissions."""
         if not self.closing:
             self._submit_end(ACCESS_REVOKED)
 
     # -- hello --------------------------------------------------------------------------------------------
 
     def _process_opening_lines(self, lines: Iterator[bytes]) -> list[bytes]:
-        """Process the first lines of a connection until it is READY. Return the lines that the handler is to execute.
+        """Process the first lines of a connection until it is READY. Return the remaining lines, which the handler executes.
 
         A connection becomes READY with an accepted `hello`, or if its first line is a command other than `hello`. After
-        a rejected `hello`, every line except another `hello` is rejected. If there are many lines, the rest is postponed
-        so that other connections can run. All lines are also postponed while earlier lines of the connection are queued:
-        the next `hello` may select another handler, and the replies must be in the order of the lines.
+        a rejected `hello`, every line except another `hello` is rejected. Many lines are processed in parts, so that other
+        connections can run. While earlier lines of the connection are queued, all lines are postponed: the next `hello` may
+        select another handler, and the replies must be in the order of the lines.
         """
         if self._postponed_lines is not None:
             self._postponed_lines = chain(self._postponed_lines, lines)
@@ -555,7 +558,8 @@ class Connection(Peer, asyncio.Protocol):
     def _process_opening_line(self, line: bytes) -> bool:
         """Submit or reject a `hello`. Reject an HTTP request, and any other line after a rejected `hello`.
 
-        Return True if the connection is READY now, or if the line is a first command other than `hello`.
+        Return True if the connection is READY now. Also return True, without processing the line, if it is the first line and a
+        command other than `hello`.
         """
         if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
             self._submit_end(http_rejection())  # a web page may have sent the request: its body must not be executed
@@ -570,7 +574,7 @@ class Connection(Peer, asyncio.Protocol):
         return self.state is READY
 
     def _authenticate_again(self, hello: bytes) -> bool:
-        """Authenticate a `hello` after a rejected `hello`, by its token or else by the client's certificate.
+        """If a `hello` follows a rejected `hello`, authenticate it by its token, or without a token by the client's certificate.
 
         Return True if the connection may continue. Otherwise close the connection and return False.
         """
@@ -609,16 +613,17 @@ class Connection(Peer, asyncio.Protocol):
         handler.submit(self, [hello], size=0)
 
     def _reject_line(self, line: bytes, rejection: RequestRejected | None) -> None:
-        """Send the error for a line that arrived before the connection is READY. Does nothing if `rejection` is None.
+        """Send the error for a line that arrived before the connection is READY. Do nothing if `rejection` is None.
 
-        The error is sent immediately, because no other message is pending. A follower sends `unavailable` with the leader's
-        address instead, because the leader may accept the line. An unknown namespace has no leader.
+        A follower sends `unavailable` with the leader's address instead, because the leader may accept the line. An unknown
+        namespace has no leader.
         """
         if rejection is None:
             return
         if not self.handler.is_leader and rejection.code != Code.UNKNOWN_NAMESPACE:
             self.handler.submit(self, [line], size=0)
             return
+        # The error is sent immediately, because no other message is pending.
         if self._authenticator is not None:
             self._authenticator.count(rejection)
         self._write(replies.error(rejection))

@@ -86,32 +86,32 @@ MAX_REPORTED_REQUESTS = 1_000
 resources that a reply lists count, too. The last request of a slice may exceed the limit."""
 
 MAX_RECOVERED = 2_000
-"""Maximum number of sessions, of retained replies, or of resources, of one part of a recovery."""
+"""Maximum number of sessions, retained replies or resources in one part of a recovery."""
 
 MAX_EXPIRED_SESSIONS = 1_000
-"""Maximum number of expired sessions, of their locks and of their retained replies, together, that end in one batch. The last
-session may exceed the limit."""
+"""Limit for the sessions that expire in one batch: the number of sessions, of their locks and of their retained replies in
+total. The last session may exceed the limit."""
 
 MAX_EXPIRED_LOCKS = 250
-"""Maximum number of locks, held or waited for, of expired requests, and of the locks that are granted in their place, that one
-batch ends and grants. A waiting request that times out costs more than another end: its event describes its blockers."""
+"""Limit for the requests that expire in one batch: the number of their locks, held or waited for, and of the locks that are
+granted in their place. A waiting request that times out costs more than another end, because its event describes its blockers."""
 
 EXPENSIVE_S = 0.0005
-"""A command that takes longer than this many seconds is expensive, for example because it has searched for a deadlock. The
-commands that follow wait for a later batch."""
+"""A command that takes longer than this many seconds is expensive, for example because it has searched for a deadlock. The next
+commands of the connection wait for a later batch."""
 
 MANY_NAMES = 1_000
-"""Number of names of a request whose release is an expensive command, and of locked names that make a request for a subtree a
-slow command."""
+"""The release of a request with more names is an expensive command. A request that compares its subtrees with more locked names is
+a slow command."""
 
 MANY_NAMES_S = 0.003
-"""Seconds for which the release of more than `MANY_NAMES` uncontended names counts. Its duration is not measured."""
+"""Assumed duration in seconds of the release of more than `MANY_NAMES` uncontended names, which is not measured."""
 
 FIRST_BOUND_MS = BOUNDS_MS[0]
 """Upper bound of a histogram's first bucket, into which nearly all hold times fall."""
 
 SLOW_COMMANDS = frozenset((Inspect, Watch))
-"""Commands whose work, and whose answer, grow with the state. At most one of them, or one long line, is executed in a batch."""
+"""Commands whose work and answer grow with the state. A batch executes at most one slow command or long line."""
 
 WATCH_COMMANDS = frozenset((Watch, Unwatch))
 """Commands that change the prefixes that a connection watches. They wait for the watch events of earlier changes."""
@@ -161,8 +161,9 @@ class Dispatcher:
     # -- expiry, recovery and disposal --------------------------------------------------------------------
 
     def expire(self, now: float) -> None:
-        """Continue pending grants, end expired requests and sessions, and send waiting watch events: a slice of each that has
-        its turn.
+        """Continue pending grants, end expired requests and sessions, and send waiting watch events.
+
+        Each of the four runs at most one slice, if it is its turn.
         """
         manager, events, turns, caller = self.manager, self.watch_events, self._turns, id(self)
         if manager.pending_grants:
@@ -174,7 +175,7 @@ class Dispatcher:
         if events.waiting:
             turns.run_slice((caller, "watch events"), events.send_waiting)
         if manager.pending_grants or events.waiting:
-            manager.deadlines.soonest = 0.0  # again, because the search for deadlines has replaced it
+            manager.deadlines.soonest = 0.0  # work is left: `deadlines.next` above may have replaced an earlier 0
 
     def _continue_grants(self, now: float) -> None:
         self.notifier.handle_events(self._step(core.Continue(), now), now)
@@ -192,7 +193,7 @@ class Dispatcher:
     def recover(self, replies: Iterable[RetainedReply], clock: Callable[[], float]) -> Iterator[None]:
         """Restore sessions, retained replies and outcomes from the loaded state, then grant every grantable request.
 
-        Works in parts of a few ms, one each time that the result is advanced. The caller stores the changes of each part.
+        Each step of the returned iterator does a part, of a few ms. The caller stores the changes of each part.
         """
         self._unrestored = list(replies)  # from now on: a snapshot may be needed before the first part
         return self._recover_in_parts(self._unrestored, clock)
@@ -253,8 +254,8 @@ class Dispatcher:
     ) -> Item | None:
         """Execute commands of a connection in order. Return the item that is not finished, or None if all are executed.
 
-        The execution stops before a slow command unless `may_be_slow`, after an expensive command, and after the first slice
-        of a session with many requests that ends or is resumed. `excess` is the `excess_bytes` of a large request.
+        The execution stops before a slow command unless `may_be_slow`, and after an expensive command. If a session with many
+        requests ends or is resumed, it stops after the first slice. `excess` is the `excess_bytes` of a large request.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Their effects must equal those of
@@ -397,11 +398,11 @@ class Dispatcher:
         return None
 
     def _after_expensive(self, begun: float, items: Iterator[Item]) -> Item | None:
-        """Return the item that must wait because an expensive command has been executed, if there is one.
+        """Add the duration of an expensive command to the iteration. Return the next item, which must wait, or None.
 
-        The command began at `begun`, -inf if this was not measured. Its duration is added to the iteration here, because a
-        command that is executed immediately is not part of a batch.
+        The command began at `begun`, -inf if this was not measured.
         """
+        # Here, not at the end of the batch: a command that is executed immediately is not part of a batch.
         self._turns.spend(MANY_NAMES_S if begun == -inf else time.monotonic() - begun)
         return next(items, None)
 
@@ -461,31 +462,37 @@ class Dispatcher:
         return False
 
     def _is_scan(self, request: Request) -> bool:
-        """Return whether a request reads many locks: a subtree that is not in the table is compared with all locks, and any
-        subtree with those of the transaction.
+        """Return whether a request compares its subtrees with more than `MANY_NAMES` names.
+
+        A subtree that is not in the table yet is compared with all locked names. Each subtree is compared with the locks of the
+        transaction.
         """
         table = self._table
         if request.details is None or not request.details.subtrees:
             return False
-        locked = len(table.uncontended) + len(table.resources)
-        is_new = locked > MANY_NAMES and any(map(table.is_new, request.details.subtrees))
-        return is_new or table.uncounted_names(request) > MANY_NAMES
+        locked_names = len(table.uncontended) + len(table.resources)
+        compares_all_names = any(map(table.is_new, request.details.subtrees))
+        return (compares_all_names and locked_names > MANY_NAMES) or table.uncounted_names(request) > MANY_NAMES
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
         """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""
         request = command.request
-        long_names = {name: excess for name, _ in command.choices if (excess := text_excess(name))}
-        texts = excess_bytes(request)  # it names no resources yet
-        if self._admit_request(connection, request, len(command.choices), texts + sum(long_names.values())):
+        excess_by_name = {name: excess for name, _ in command.choices if (excess := text_excess(name))}  # of long names
+        excess_without_names = excess_bytes(request)  # the request has no names before it is granted
+        max_excess = excess_without_names + sum(excess_by_name.values())
+        if self._admit_request(connection, request, len(command.choices), max_excess):
             request.origin = connection.session
             events = self._step(command, now)
             self.notifier.handle_events(events, now, connection, request.ref)
             if type(events[0]) is core.Taken:
-                held = sum(long_names.get(name, 0) for name in request.names()) if long_names else 0
-                self.size.charge_again(request, texts + held)
+                excess_of_names = sum(excess_by_name.get(name, 0) for name in request.names()) if excess_by_name else 0
+                self.size.charge_again(request, excess_without_names + excess_of_names)
 
     def _admit_request(self, connection: Peer, request: Request, lock_count: int, excess: int) -> bool:
-        """Charge a request for `lock_count` locks. If it exceeds a limit, send an error and return False."""
+        """Charge a request for `lock_count` locks and the `excess` bytes of its long texts.
+
+        If the request exceeds a limit, send an error and return False.
+        """
         exceeded_limit = self.limits.charge(connection.session, request, lock_count, excess)
         if exceeded_limit:
             self.notifier.reject(connection, RequestRejected(Code.TOO_MANY, exceeded_limit, ref=request.ref))
@@ -570,15 +577,14 @@ class Dispatcher:
     def revoke_watches(self, connection: Peer) -> bool:
         """End all watches of a connection that lacks the permission for one of them. Return whether watches have ended.
 
-        The watches do not wait for the end of the connection: it follows the earlier commands, which wait for a client that
-        reads slowly.
+        The watches end at once. The connection ends later, after its earlier commands, which wait for a client that reads slowly.
         """
         principal, prefixes = connection.principal, self.watches.prefixes_of(connection)
-        if principal is None or (
-            principal.has_permission(INSPECT)
-            # One call for all: a reload checks every connection, and each may watch 100 prefixes.
-            and (principal.sees_all or principal.first_forbidden(prefixes) is None)
-        ):
+        if principal is None:
+            return False
+        # One call for all prefixes: a reload checks every connection, and each may watch 100 prefixes.
+        may_see_prefixes = principal.sees_all or principal.first_forbidden(prefixes) is None
+        if principal.has_permission(INSPECT) and may_see_prefixes:
             return False
         self.watches.remove_all(connection)
         return bool(prefixes)
@@ -634,7 +640,7 @@ class Dispatcher:
         self.outcome.send(connection, message)
 
     def _detach_replaced(self, connection: Outbound) -> None:
-        """End a connection whose session is taken over by a newer connection. Its last message contains the reason."""
+        """Close a connection whose session is taken over by a newer connection. Its last message states the reason."""
         self.stats.session_takeovers += 1
         self.outcome.send(connection, replies.error(TAKEN_OVER))
         self.watches.remove_all(connection)
@@ -708,7 +714,7 @@ class Dispatcher:
                 self.limits.check_next()
             self.outcome.store(request)
         if session.key is not None and (session.connection is None or session.connection.closed):
-            for request in ended:  # so that their replies are not retained
+            for request in ended:  # no client can ask for their replies, so the session does not retain them
                 session.remove(request)
         if ended:
             self.notifier.handle_events(self._step(Disconnect(ended), now), now)
@@ -724,7 +730,7 @@ def _slices(items: list[T]) -> Iterator[list[T]]:
 
 
 def _log_forced_release(request: Request, principal: Principal) -> None:
-    """Log the release of a request by another principal than its own, an operator."""
+    """Log that an operator has released a request. Do nothing if `principal` has released its own request."""
     if request.context.principal != principal.name:
         log.info(
             "request released by operator",

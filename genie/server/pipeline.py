@@ -49,13 +49,13 @@ MAX_RECOVERED_CHANGES = 1_000
 
 
 class DeferredEvents:
-    """Sends watch events a little later, so that a watcher is sent several events in one write."""
+    """Defers watch events for `WATCH_FLUSH_INTERVAL_S`, so that a watcher receives several events in one write."""
 
     def __init__(self, turns: IterationTurns) -> None:
         self._loop = asyncio.get_running_loop()
         self._turns = turns
         self._connections: dict[Outbound, bool] = {}
-        """Connections with deferred watch events, and whether each connection is closed after its events are sent."""
+        """Connections with deferred watch events. The value is True if the connection is closed after they are sent."""
 
     def add(self, connection: Outbound) -> None:
         """Send the watch events in the outbox of a connection after `WATCH_FLUSH_INTERVAL_S`."""
@@ -76,19 +76,21 @@ class DeferredEvents:
         self._connections = {}
 
     def _flush(self) -> None:
-        """Send the deferred watch events of some connections. Schedule the others for the next iteration of the event loop."""
+        """Send a slice of the deferred events. If some are left, continue in the next iteration of the event loop."""
         self._turns.enter(id(self))
         self._turns.run_slice(id(self), self._flush_some)
         if self._connections:
             self._loop.call_soon(self._flush)
 
     def _flush_some(self) -> None:
-        size = 0
+        """Send the deferred events of at most `MAX_FLUSHED_WATCHERS` connections, and about `MAX_FLUSHED_BYTES`."""
+        sent_bytes = 0
         for connection in [*islice(self._connections, MAX_FLUSHED_WATCHERS)]:
-            if size >= MAX_FLUSHED_BYTES:
+            if sent_bytes >= MAX_FLUSHED_BYTES:
                 break
-            size += connection.watch_bytes
-            if self._connections.pop(connection):
+            sent_bytes += connection.watch_bytes
+            is_closed_afterwards = self._connections.pop(connection)
+            if is_closed_afterwards:
                 connection.finish()
             else:
                 connection.flush_deferred()
@@ -97,9 +99,8 @@ class DeferredEvents:
 class Pipeline:
     """Executes commands batch by batch and sends each reply when its batch is stored.
 
-    `clock` returns the lock manager's time in ms. `on_leadership_lost` is called once, with the reason as an exception,
-    when this server lost leadership, cannot be sure to have it, or has a defect. The callback must close every connection
-    without sending anything.
+    `clock` returns the lock manager's time in ms. The pipeline calls `on_leadership_lost` once, with the reason as an exception:
+    leadership is lost or uncertain, or there is a defect. The callback must close every connection without sending anything.
     """
 
     is_leader = True
@@ -142,8 +143,8 @@ class Pipeline:
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
         self._deferred = DeferredEvents(self._turns)
         self._only_connection: Peer | None = None
-        """The connection that submitted last, if its input was executed immediately. If the next input is also from this
-        connection, it is the only active one. None after `stop`."""
+        """The connection that submitted the last input, if this input was executed immediately. If it also submits the next
+        input, it is the only active connection. None after `stop`."""
         self._scheduled: asyncio.Handle | None = None
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._recorder = recorder
@@ -162,9 +163,9 @@ class Pipeline:
         Fast path: the commands of the only active connection are executed immediately instead of being batched. With one
         connection, this saves an iteration of the event loop, and 11 % of the instructions of a cycle with Redis.
 
-        The commands that are read first in an iteration of the event loop are executed immediately, too. If they release a
-        lock, its next holder receives the lock while the server executes the commands of the other connections. With one
-        contended lock, this makes 1.6 times as many handovers in memory.
+        The first commands of an iteration of the event loop are executed immediately, too. If they release a lock, its next
+        holder receives the lock while the server executes the commands of the other connections. With one contended lock in
+        memory, the server grants 1.6 times as many requests in the same time.
         """
         if (
             (connection is self._only_connection or self._scheduled is None)
@@ -180,7 +181,8 @@ class Pipeline:
                 self._execute_now(connection, items, is_only=True)
             elif not self._stopped:
                 self._only_connection = connection
-                # No batch is scheduled or in flight. A scheduled batch marks that this iteration has had its first input.
+                # No batch is scheduled or in flight. The batch that is scheduled here also marks that this iteration of the
+                # event loop has had its first commands.
                 self._scheduled = self._loop.call_soon(self._run_scheduled)
                 self._execute_now(connection, items, is_only=False)
             return
@@ -198,7 +200,7 @@ class Pipeline:
     def on_disconnect(self, connection: Peer) -> None:
         """Queue the end of a lost connection after its commands. The dispatcher then ends or keeps the bound requests.
 
-        After `stop` no request ends any more: only the memory of the session is freed.
+        After `stop`, requests no longer end: only the memory of the session is freed.
         """
         if connection is self._only_connection:
             self._only_connection = None
@@ -217,13 +219,12 @@ class Pipeline:
             self._schedule()
 
     def _schedule(self) -> None:
-        """Schedule a batch after all connections with input are read, unless the last commit is still in flight.
+        """Schedule a batch after all connections with input are read, unless a commit is in flight.
 
-        While the store is unavailable, the batch is scheduled in spite of the commit, in order to reject its commands.
-
-        Executing many commands in one pass keeps code and tables in the processor's caches; a system call between two
-        commands would evict them.
+        While the store is unavailable, schedule it in spite of the commit: its commands are rejected.
         """
+        # Executing many commands in one pass keeps code and tables in the processor's caches. A system call between two commands
+        # would evict them.
         if self._scheduled is None and (not self._commits.in_flight or self._commits.store_unavailable):
             self._scheduled = self._loop.call_soon(self._run_scheduled)
 
@@ -232,8 +233,9 @@ class Pipeline:
     def _execute_now(self, connection: Peer, items: Input, *, is_only: bool) -> None:
         """Execute commands immediately, then commit or reply: the fast path of `submit`.
 
-        If other connections may be active, only a granted lock is committed immediately. Other changes are committed
-        together with those of the other connections, at the end of this iteration of the event loop.
+        The changes are committed immediately if this is the only active connection (`is_only`), or if a waiting request was
+        granted. Otherwise they are committed together with the changes of the other connections, at the end of this iteration of
+        the event loop.
         """
         try:
             self._batch_at = now = self._clock()
@@ -278,7 +280,7 @@ class Pipeline:
             if self._is_expiry_due:
                 self._is_expiry_due = False
                 self._turns.enter(id(self._scheduler))
-                dispatcher.expire(now)  # what has to wait sets the timer again, after the batch
+                dispatcher.expire(now)  # after the batch, `_deliver` sets the timer for what is left
             self._scheduler.run_batch(partial(dispatcher.execute, now), self._execute_slow)
             if self._outcome.durable:
                 self._finish_batch(now)
@@ -291,7 +293,7 @@ class Pipeline:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
 
     def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
-        """Execute a command that may be slow, in the batch that runs."""
+        """Execute a command that may be slow, as part of the current batch."""
         return self._dispatcher.execute(self._batch_at, connection, items, may_be_slow=True)
 
     def _finish_batch(self, now: float) -> None:
@@ -381,8 +383,7 @@ class Pipeline:
     def _on_expiry(self) -> None:
         """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them.
 
-        If a batch is scheduled, that batch ends them, because another batch may already have run in this iteration of the
-        event loop.
+        If a batch is scheduled, that batch ends them, because a batch may already have run in this iteration of the event loop.
         """
         self._is_expiry_due = True
         if self._scheduled is None and not self._commits.in_flight and not self._stopped:
@@ -421,9 +422,9 @@ class Pipeline:
     async def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions and retained replies from the loaded state, then grant every grantable request.
 
-        Requests without a session are disconnected, because their connections ended with the previous leader. Works in parts,
-        between which the other namespaces are served. Many changes are committed between two parts, and the others with the next
-        batch. Returns early if the pipeline is stopped.
+        Requests without a session are disconnected, because their connections ended with the previous leader. The work is done in
+        parts, between which the other namespaces are served. `MAX_RECOVERED_CHANGES` are committed before the next part. The
+        last changes are committed with the next batch. Returns early if the pipeline is stopped.
         """
         self._batch_at = self._clock()
         turns, caller = self._turns, (id(self), "recovery")
@@ -433,11 +434,12 @@ class Pipeline:
 
         def recover_part() -> None:
             nonlocal is_recovered, has_run
-            has_run, is_recovered = True, next(parts, parts) is parts
+            has_run = True
+            is_recovered = next(parts, parts) is parts  # the default `parts` marks the end
 
         self._expiry.at = -inf  # nothing expires before its session is restored
         while True:
-            has_run = False
+            has_run = False  # stays False if the part must wait for its turn
             if has_waited:
                 turns.run_slice(caller, recover_part)
             elif not turns.is_exhausted:  # a small state needs no turns
@@ -464,7 +466,7 @@ class Pipeline:
         self._scheduled = self._loop.call_soon(self._run_batch)
 
     async def drained(self) -> None:
-        """Wait until all queued commands are executed and stored and their replies are sent, or until the pipeline is stopped."""
+        """Wait until all queued commands are executed, stored and answered, or until the pipeline is stopped."""
         if not self._stopped and (self._scheduler or self._commits.in_flight or self._scheduled):
             self._drained = self._loop.create_future()
             try:
@@ -475,7 +477,7 @@ class Pipeline:
     def stop(self) -> None:
         """Stop executing commands and sending replies.
 
-        Whether the store acknowledges the batch in flight is ignored. A call of `drained` returns.
+        The acknowledgement of the batch in flight is ignored. A waiting call of `drained` returns.
         """
         if self._recorder is not None and not self._stopped:
             self._recorder.stop()
