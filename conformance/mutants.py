@@ -706,8 +706,8 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "every held lock ends with its session",
         "server/sessions.py",
-        "(released if request.release_on_disconnect else kept).append(request)",
-        "released.append(request)",
+        "                kept.append(request)\n        self._kept_count",
+        "                released.append(request)\n        self._kept_count",
         source="Sessions",
     ),
     Mutant(

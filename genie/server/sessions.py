@@ -17,7 +17,7 @@ from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
 
 SESSION_BYTES: Final = 3_584
-"""A session without its requests and its retained replies: the object, its key, its note and its entries in the tables."""
+"""Bytes of a session without its requests and its retained replies: the object, its key, its note and its entries in tables."""
 
 MAX_RETAINED_REPLIES = 10_000
 """Maximum number of terminal replies that a session retains. They are sent again after a reconnect, and identify retries by
@@ -35,9 +35,8 @@ MAX_RETAINED_REPLY_BYTES = 2_000
 """Maximum bytes of a retained reply. A longer reply is retained without its details, such as blockers."""
 
 PRESUMED_RECEIVED_MS = 60_000
-"""Age in ms at which a reply counts as received if its connection is still open: the kernel closes a connection much
-earlier if the other side does not acknowledge data.
-"""
+"""Age in ms from which a reply counts as received if its connection is still open. The kernel closes a connection much earlier if
+the client does not acknowledge data."""
 
 
 class Outbound(Protocol):
@@ -86,8 +85,10 @@ class SessionEnd:
         for request in requests:
             if request.state is WAITING:
                 waiting.append(request)
+            elif request.release_on_disconnect:
+                released.append(request)
             else:
-                (released if request.release_on_disconnect else kept).append(request)
+                kept.append(request)
         self._kept_count = len(kept)
         self._requests = kept + released + waiting
         """In reverse order: the next request is at the end."""
@@ -102,14 +103,18 @@ class SessionEnd:
         """
         ended: list[Request] = []
         kept: list[Request] = []
-        requests, locks = self._requests, 0
-        while requests and locks < max_locks:
-            is_kept = len(requests) <= self._kept_count
+        requests, lock_count = self._requests, 0
+        while requests and lock_count < max_locks:
+            are_only_kept_left = len(requests) <= self._kept_count
             request = requests.pop()
-            if request.state is not ENDED:
-                locks += request.name_count()
-                (kept if is_kept else ended).append(request)
-        return ended, kept, locks
+            if request.state is ENDED:
+                continue
+            lock_count += request.name_count()
+            if are_only_kept_left:
+                kept.append(request)
+            else:
+                ended.append(request)
+        return ended, kept, lock_count
 
 
 class StateReport:
@@ -134,7 +139,7 @@ class StateReport:
     def next_slice(self, limit: int) -> tuple[list[RetainedReply], list[Request]]:
         """Remove and return the next replies and requests, at most `limit` together.
 
-        The resources of a request with `anyOf` count as well, because they are listed: up to 10,000. The last request of a
+        Each resource of a request with `anyOf` counts as well, because the reply lists up to 10,000 of them. The last request of a
         slice may exceed the limit.
         """
         replies = [self._replies.pop() for _ in range(min(limit, len(self._replies)))]
@@ -198,8 +203,8 @@ class Session:
         self.outlived_by_requests = False
         """True if the session has ended without a key, and held requests still refer to it."""
         self.connected_at = inf
-        """Time when the state of the session was sent after the connection's `hello` (ms, lock manager's clock). Infinite if
-        the time is unknown: then no retained reply counts as received."""
+        """Time at which the whole state of the session was sent after the connection's `hello` (ms, lock manager's clock).
+        Infinite before that: then no retained reply counts as received."""
         self.expires_at = 0
         """Time when the session ends unless it is resumed (ms, lock manager's clock)."""
         self.bound: dict[int, Request] = {}
@@ -217,7 +222,7 @@ class Session:
         self.reply_limit = GUARANTEED_REPLIES
         """Number of replies that the session can retain without asking the session table. Only without a key."""
         self._received_until = -inf
-        """Replies sent up to this time are presumed received (ms, lock manager's clock)."""
+        """Replies sent until this time are presumed received (ms, lock manager's clock)."""
         self._refs: dict[str, Request | RetainedReply] = {}
         """Live requests and retained replies by `ref`."""
 
@@ -239,7 +244,7 @@ class Session:
             self._refs[request.ref] = request
 
     def on_granted(self, request: Request) -> None:
-        """Unbind a request that was granted after a wait, unless the held lock also ends with the session."""
+        """Unbind a request that was granted after a wait, unless the session has a key or the held lock also ends with it."""
         if self.key is None and not request.release_on_disconnect:
             self.unbind(request)
 
@@ -260,6 +265,7 @@ class Session:
         request.origin = None
 
     def _remove_ref(self, ref: str) -> None:
+        """Remove a `ref`, and free the slots of removed refs."""
         refs = self._refs
         refs.pop(ref, None)
         if len(refs) in LARGE_SIZES:
@@ -283,9 +289,9 @@ class Session:
         return reply
 
     def on_disconnect(self, now: float) -> None:
-        """Record that the connection is lost, and up to which time its replies were presumably received.
+        """Record that the connection is lost, and until when its replies are presumed received.
 
-        Replies of the last `PRESUMED_RECEIVED_MS`, and all replies of a shorter connection, may be lost.
+        Replies of the last `PRESUMED_RECEIVED_MS` may be lost. So may all replies of a connection that was shorter.
         """
         self.connection = self.state_report = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
@@ -309,7 +315,7 @@ class Session:
         self.retained_replies = None
 
     def dispose(self) -> None:
-        """Break the reference cycle of session and requests, so that both are freed without the garbage collector."""
+        """Break the reference cycle of the session and its requests, so that they are freed without the garbage collector."""
         self.end()
         self.bound.clear()
 
@@ -320,18 +326,19 @@ def is_same_request(one: Request, other: Request) -> bool:
 
 
 def fingerprint(request: Request) -> bytes:
-    """Return a digest of the parameters of a request: `is_same_request` is true for requests with equal digests."""
+    """Return a digest of the parameters of a request. Requests with equal digests are the same for `is_same_request`."""
     return blake2b(repr(_parameters(request)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _parameters(request: Request) -> tuple[object, ...]:
-    """Return the parameters by which requests with the same `ref` are compared, with the resources in any order."""
-    # With `anyOf` the digest identifies the choices; the resources are the acquired ones.
+    """Return the parameters by which requests with the same `ref` are compared. The order of the resources does not matter."""
     context = request.context
     names: tuple[object, ...] | None = None
-    if context.choice_digest is None:
+    if (
+        context.choice_digest is None
+    ):  # otherwise the digest identifies the choices, and the names are only the acquired ones
         names = sorted(request.shared), sorted(request.exclusive)
-        if request.units:  # other fingerprints stay as they are stored
+        if request.units:  # omitted if empty, so that the fingerprints of other requests equal the stored ones
             names += (sorted(request.units.items()),)
     return (
         context.choice_digest,
@@ -371,8 +378,8 @@ class SessionTable:
         """Detached sessions (those without a connection), by number."""
         self._last_number = 0
         self._replies: defaultdict[str | None, OrderedDict[int, Session]] = defaultdict(OrderedDict)
-        """By principal and then by id of the answered request, the session that retains the reply. The oldest reply is
-        first."""
+        """The session that retains each reply, by principal and then by the id of the answered request. The oldest reply of a
+        principal is first."""
         self._reply_count = 0
         """Number of all retained replies of sessions with a key."""
         self.deadlines = Deadlines()
@@ -390,7 +397,7 @@ class SessionTable:
         return len(self._detached) + self._outlived_count
 
     def end_keyless(self, session: Session, principal: str | None) -> None:
-        """End a session without a key after `bye` and when its connection is lost. No client can resume it.
+        """End a session without a key after a `bye`, or after the loss of its connection. No client can resume it.
 
         Held requests may continue to refer to the session.
         """
@@ -414,28 +421,22 @@ class SessionTable:
             subtract(self.shares, session.principal, SESSION_BYTES)
 
     def raise_reply_limit(self, session: Session, principal: str | None) -> bool:
-        """Raise the reply limit of a session without a key, at most to twice its value.
-
-        Return False if no reply can be added.
-        """
+        """Raise the reply limit of a session without a key, at most to twice its value. Return False if it cannot be raised."""
         added = min(
             session.reply_limit,
             MAX_RETAINED_REPLIES - session.reply_limit,
             MAX_RETAINED_REPLIES_TOTAL - self._extra_replies,
         )
         if principal is not None:
-            added = max(
-                0, min(added, self._max_replies_of_a_principal - self._extra_replies_by_principal.get(principal, 0))
-            )
+            used = self._extra_replies_by_principal.get(principal, 0)
+            added = max(0, min(added, self._max_replies_of_a_principal - used))
         session.reply_limit += added
         self._extra_replies += added
         add(self._extra_replies_by_principal, principal, added)
         return added > 0
 
     def _reset_reply_limit(self, session: Session, principal: str | None) -> None:
-        """Reset the reply limit of a session to `GUARANTEED_REPLIES`, and subtract what `raise_reply_limit` has added from
-        the totals.
-        """
+        """Reset the reply limit of a session to `GUARANTEED_REPLIES`. Undo what `raise_reply_limit` has added to the totals."""
         added = session.reply_limit - GUARANTEED_REPLIES
         self._extra_replies -= added
         subtract(self._extra_replies_by_principal, principal, added)
@@ -452,14 +453,14 @@ class SessionTable:
         return iter(self._by_key.values())
 
     def is_ending(self, secret: str, principal: str | None = None) -> bool:
-        """Return whether the session that a secret identifies ends in slices, of which some are left."""
+        """Return whether a secret identifies a session that is ending, and slices of its end are left."""
         session = self._by_key.get(session_key(secret, principal))
         return session is not None and session.ending is not None
 
     def attach(self, secret: str, timeout_ms: float, principal: str | None = None) -> tuple[Session, bool]:
-        """Return the session that a secret identifies, or a new session, and whether it existed before.
+        """Return `(session, resumed)`: the existing session that a secret identifies, or a new one, which is not resumed.
 
-        The session has a connection now, so it does not expire. `timeout_ms` applies after the connection is lost.
+        The session does not expire while it has a connection. `timeout_ms` applies after the connection is lost.
         """
         key = session_key(secret, principal)
         session = self._by_key.get(key)
@@ -473,7 +474,7 @@ class SessionTable:
     def detach(self, session: Session, now: float) -> None:
         """Let a session expire after its timeout, because its connection is lost.
 
-        A session without bound requests and retained replies is removed immediately: there is nothing to resume.
+        If it has no bound requests and no retained replies, there is nothing to resume, and it is removed immediately.
         """
         session.on_disconnect(now)
         if not session.bound and not session.retained_replies:
@@ -485,9 +486,9 @@ class SessionTable:
         self.deadlines.add(session.expires_at, session.number)
 
     def restore(self, requests: Iterable[Request], replies: Iterable[RetainedReply]) -> None:
-        """Recreate the sessions of loaded requests and replies, which the caller detaches. The replies must be in order of time.
+        """Recreate the sessions of loaded requests and replies. The replies must be in order of time.
 
-        A request whose session ended with its connection gets no session.
+        The caller must detach the sessions. A request whose session ended with its connection gets no session.
         """
         for request in requests:
             origin = request.origin
@@ -508,10 +509,10 @@ class SessionTable:
         return self._by_key.get(key) or self._add(Session(None, key, origin.timeout_ms, origin.note, principal))
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
-        """Retain a terminal reply in a session, and drop the oldest replies beyond the limits. Return the ids of their
-        requests.
+        """Retain a terminal reply in a session, and drop the oldest replies beyond the limits.
 
-        The session, its principal, and all sessions together have a limit each.
+        The session, its principal, and all sessions together have a limit each. Returns the ids of the dropped replies, that is,
+        of their requests.
         """
         session.retain(reply)
         principal = session.principal
@@ -524,13 +525,15 @@ class SessionTable:
         if principal is not None and len(replies) > self._max_replies_of_a_principal:
             dropped += self._drop_oldest_reply(next(iter(replies.values())))
         if self._reply_count > MAX_RETAINED_REPLIES_TOTAL:
-            most = max(self._replies.values(), key=len)
-            dropped += self._drop_oldest_reply(next(iter(most.values())))
+            most_replies = max(self._replies.values(), key=len)  # of one principal
+            dropped += self._drop_oldest_reply(next(iter(most_replies.values())))
         return dropped
 
     def remove(self, session: Session) -> list[int]:
         """Remove an ended session with its retained replies. Return the ids of the requests of these replies."""
-        dropped = [id_ for _ in range(len(session.retained_replies or ())) for id_ in self._drop_oldest_reply(session)]
+        dropped: list[int] = []
+        while session.retained_replies:
+            dropped += self._drop_oldest_reply(session)
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
         session.end()

@@ -1,8 +1,7 @@
 """The memory of the state that clients cause (requests, sessions and watches), in total and by principal.
 
-Requests with short texts are not charged one by one. Their memory is computed from the sizes of the tables, which cost
-nothing to read. Only the texts of large requests, and watches, have charges of their own. A named principal has a charge for
-each of its requests.
+The total is computed from the sizes of the tables, which cost nothing to read. Only the long texts of large requests, and watches,
+are added to it one by one. The amount of a named principal is the sum of the charges for each of its requests.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from genie.server.sessions import SESSION_BYTES, Outbound, SessionTable
 from genie.server.shares import Shares, add, subtract
 
 WATCH_BYTES: Final = 768
-"""A watched prefix of a connection, without its text."""
+"""Bytes of a watch, without the text of its prefix."""
 
 MAX_REQUEST_BYTES: Final = (
     REQUEST_BYTES
@@ -36,7 +35,7 @@ MAX_REQUEST_BYTES: Final = (
     + FIRST_BLOCKERS_BYTES
     + SESSION_BYTES
 )
-"""The greatest number of bytes by which a request that is not large increases the state."""
+"""Maximum bytes by which a request that is not large increases the state."""
 
 
 FirstBlockers = tuple[tuple[Blocker, ...], int]
@@ -44,7 +43,7 @@ FirstBlockers = tuple[tuple[Blocker, ...], int]
 
 
 class Charge(NamedTuple):
-    """The bytes that a large request or a watch is charged: `excess` to the total, and `share` to its principal."""
+    """The bytes of a large request or a watch: `excess` is added to the total, and `share` to the amount of its principal."""
 
     principal: str | None
     excess: int
@@ -59,27 +58,27 @@ class StateSize:
         self._sessions = sessions
         self.max_bytes = limits.max_state
         self.max_share = limits.max_state_per_principal or limits.max_state // 2
-        """Bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
-        self.min_name_share = min(self.max_share, -(-limits.max_state // limits.max_locks))
-        """The least number of bytes that a principal is charged for a name. It limits the principal's part of `max_locks` to
-        its part of `max_state`."""
+        """Maximum bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
+        self.min_name_share = min(self.max_share, -(-limits.max_state // limits.max_locks))  # rounded up
+        """Minimum bytes that a principal is charged for a name. It limits the principal's part of `max_locks` to its part of
+        `max_state`."""
         self._short_shares = [self._share(count, 0) for count in range(SHORT_NAMES + 1)]
         """The share of a request with short texts, by the number of its names."""
         self.max_queue_entries = limits.max_queue
-        """Wait-queue entries in all."""
+        """Maximum wait-queue entries of all principals together."""
         self.max_queue_share = max(1, int(limits.max_queue * limits.principal_share))
-        """Wait-queue entries of one named principal."""
+        """Maximum wait-queue entries of one named principal."""
         self.queue_entries: Shares = {}
         """The wait-queue entries of each principal, without the entries that later requests for subtrees have added."""
         self._counted_below_subtrees: dict[int, int] = {}
-        """The counted entries of the requests that waited below subtrees when they began to wait, by id."""
+        """The number of wait-queue entries of each request that began to wait below a subtree, by id."""
         self.requests: dict[int, Charge] = {}
         """The charges of large requests, by id. The dispatcher and the notifier keep references to this dict and the next
         one."""
         self.short_requests: dict[int, int] = {}
         """The shares of the other requests of named principals, by id."""
         self.first_blockers: dict[int, FirstBlockers] = {}
-        """For waiting requests with `traceparent`, by id. The notifier adds and removes them."""
+        """The first blockers of waiting requests with `traceparent`, by id. The notifier adds and removes them."""
         self.watches: dict[tuple[Outbound, str], Charge] = {}
         """The charges of watches, by connection and prefix."""
         self.excess = 0
@@ -120,18 +119,21 @@ class StateSize:
         return self.reason_against(request.context.principal, size, self._share(name_count, excess))
 
     def spare_requests(self) -> int:
-        """Return how many further requests have room in total, whatever they contain, if they are not large."""
+        """Return how many further requests certainly fit into the total if none of them is large."""
         return max(0, self.max_bytes - self.bytes) // MAX_REQUEST_BYTES
 
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
-        """Charge a request that will get an id, if it is large or has a principal."""
+        """Charge a new request, which will get this id. Only requests that are large or have a principal have a charge."""
         if excess > 0 or name_count > SHORT_NAMES:
             self.requests[id] = self._add(request.context.principal, excess, self._share(name_count, excess))
         elif request.context.principal is not None:
             self.short_requests[id] = self._add(request.context.principal, 0, self._share(name_count, 0)).share
 
     def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
-        """Charge a named principal for a request with short texts. Return False if it is large, or there is no room for it."""
+        """Charge a named principal for a new request with short texts. The fast path of `charge_request`.
+
+        Return False, without a charge, if the client has no name, the request has many names, or its principal has no room for it.
+        """
         if principal is None or name_count > SHORT_NAMES:
             return False
         share = self._short_shares[name_count]
@@ -166,32 +168,31 @@ class StateSize:
                 self.begin_wait(request)
 
     def begin_wait(self, request: Request) -> None:
-        """Count the wait-queue entries of a request that begins to wait, also those in the queues of subtrees above its names."""
+        """Count the wait-queue entries of a request that begins to wait, in the queues of its names and of subtrees above them."""
         count = request.name_count()
         if request.details is not None and request.details.queue_modes is not None:
             count = self._counted_below_subtrees[request.id] = len(request.details.queue_modes)
         add(self.queue_entries, request.context.principal, count)
 
     def end_wait(self, request: Request) -> None:
-        """Count the end of the wait of a request, which is granted or has ended."""
+        """Subtract the wait-queue entries of a request that is granted or has ended."""
         count = self._counted_below_subtrees.pop(request.id, 0) or request.name_count()
         subtract(self.queue_entries, request.context.principal, count)
 
     def queue_limit(self, principal: str) -> int:
-        """Return the limit for the entries of all wait queues under which a request of this principal is queued.
+        """Return up to how many entries all wait queues may have together after a request of this principal is queued.
 
-        The lock manager knows only the total, so the limit is the current total and the part of the principal's share that
-        is free.
+        The lock manager knows only the total. So the limit is the current total plus the entries that the principal may still add.
         """
-        share = self.max_queue_share - self.queue_entries.get(principal, 0)
-        return min(self.max_queue_entries, self._table.queue_entries + share)
+        free_share = self.max_queue_share - self.queue_entries.get(principal, 0)
+        return min(self.max_queue_entries, self._table.queue_entries + free_share)
 
     def is_large(self, id: int) -> bool:
         """Return whether a live request has many names, or texts that are not short."""
         return id in self.requests
 
     def charge_watch(self, connection: Outbound, prefix: str) -> str:
-        """Charge a watch that was not charged before. If there is no room, do not charge it, and return why; else return ""."""
+        """Charge a new watch and return "". If there is no room for it, return why. A watch that exists is not charged again."""
         if (connection, prefix) in self.watches:
             return ""
         size = WATCH_BYTES + text_bytes(prefix)
@@ -212,10 +213,11 @@ class StateSize:
         self.watches.clear()
 
     def _add(self, principal: str | None, excess: int, share: int) -> Charge:
+        """Add a charge to the sums and return it."""
         self.excess += excess
         add(self.shares, principal, share)
         return Charge(principal, excess, share)
 
     def _share(self, name_count: int, excess: int) -> int:
-        """Return the bytes of a request that its principal is charged for."""
+        """Return the bytes that a principal is charged for a request with `name_count` names and `excess` bytes of long texts."""
         return max(REQUEST_BYTES + name_count * NAME_BYTES + excess, name_count * self.min_name_share)

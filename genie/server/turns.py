@@ -6,8 +6,8 @@ The work consists of *parts*, of three kinds:
 - A *slice* continues work that is not finished in one step: pending grants, expired requests, expired sessions, watch events.
 - A *slow command* is one whose work grows with the state.
 
-Each part is bounded, but together they would take long. So no part begins once an iteration has taken `ITERATION_S`: it waits
-for a later iteration. The last part may exceed the limit.
+Each part is bounded, but all parts together could take long. So once an iteration has taken `ITERATION_S`, no other part begins
+in it: the part waits for a later iteration. The last part may exceed the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import ParamSpec
 P = ParamSpec("P")
 
 Caller = Hashable
-"""Identifies what asks for parts. An id, not the object: its state must be freed although `IterationTurns` is kept."""
+"""Identifies an object that asks for parts. The `id` of the object, because a reference would keep its state in memory."""
 
 BATCH_S = 0.005
 """Seconds for the batches of all namespaces in one iteration. The last command of a batch may exceed the limit."""
@@ -32,28 +32,27 @@ LONG_S = 0.010
 """An iteration that takes longer than this many seconds is followed by `RESTING_ITERATIONS` that only run batches."""
 
 RESTING_ITERATIONS = 2
-"""In the first of these iterations, the commands that arrived meanwhile are read after the batch has begun. The second one
-executes and answers them."""
+"""Number of iterations that only run batches after a long iteration. In the first one, the commands that arrived meanwhile are
+read after the batch has begun. The second one executes and answers them."""
 
 SHORT_S = 0.001
-"""Seconds up to which batches are only added up, over all iterations: so iterations with little work need no callback at their
-end."""
-
+"""Total seconds of batches, over several iterations, up to which the end of an iteration is not scheduled. So iterations with
+little work need no callback at their end."""
 
 OVERRUN_PENALTY = 100
-"""Number of iterations for which a caller waits after all others if its last part was the last one of an exhausted iteration. So
+"""If the last part of a caller exhausted its iteration, the caller waits for this number of iterations after all others. So
 clients of a namespace do not wait for expensive commands to many other namespaces."""
 
 MAX_DENIED = 64
-"""Number of denied parts of a caller after which no other part begins before its next one."""
+"""After this number of denied parts, a caller is overdue: no other part begins before its next one."""
 
 OVERDUE_ITERATIONS = 4
-"""Number of iterations for which all others wait for such a caller. After them, it must be denied `MAX_DENIED` parts again: it may
-not exist any more."""
+"""Number of iterations for which all others wait for an overdue caller. After them, it must be denied `MAX_DENIED` parts again,
+because it may no longer exist."""
 
 MAX_REMEMBERED = 10_000
-"""Number of callers with an `OVERRUN_PENALTY`, and of callers with denied parts, beyond which they are forgotten. Some may not
-exist any more."""
+"""Maximum number of callers that are remembered because of an `OVERRUN_PENALTY`, and as many because of denied parts. Beyond it, all
+are forgotten: some may no longer exist."""
 
 
 class _Kind:
@@ -67,48 +66,50 @@ class _Kind:
         self.late_before: dict[Caller, int] = {}
         """`late` of the previous iteration, without the callers that had a part since."""
         self.denied: dict[Caller, int] = {}
-        """How many parts of a caller were denied since its last one."""
+        """Number of denied parts of each caller since its last part."""
         self.skipped = 0
-        """Number of the last iterations in which no part began although one was asked for."""
+        """Number of consecutive iterations, up to the last one, in which every part of this kind was denied."""
 
 
 class IterationTurns:
     """Decides which parts begin in an iteration.
 
     A caller whose part must wait asks again in the next iteration. Of the callers of one kind, the caller that has waited
-    longest is first, apart from `OVERRUN_PENALTY`. The kind that was skipped for the most iterations is first in the next one.
-    Both orders only know who asked in the previous iteration, so `MAX_DENIED` bounds how often a caller is denied a part.
+    longest is first, apart from `OVERRUN_PENALTY`. The kind that was skipped in the most iterations is first in the next one.
+    Both orders only consider the callers of the previous iteration, so `MAX_DENIED` bounds how often a caller is denied a part.
     """
 
     def __init__(self) -> None:
         self.is_active = False
-        """False if every part may begin, and a batch may take `BATCH_S`. Then the methods need not be called before a batch, nor
-        after it up to `SHORT_S`: this saves 8 % of the instructions of a cycle with one contended lock."""
+        """False if every part may begin and a batch may take `BATCH_S`. Then a caller may run a batch without `begin_batch`, and
+        need not call `spend` up to `SHORT_S`. This saves 8 % of the instructions of a cycle with one contended lock."""
         self.spent_s = 0.0
         """Seconds that the parts of this iteration have taken; while not `is_active`, also those of earlier iterations."""
         self.is_exhausted = False
         """True if this iteration has taken `ITERATION_S`, so that no other part begins."""
         self._iteration = 0
         self._resting = 0
-        """Number of iterations, this one included, that only run batches."""
+        """Number of iterations that only run batches from now on, including the current one."""
         self._batches, self._slices, self._slow = _Kind(), _Kind(), _Kind()
         self._first: _Kind | None = None
-        """The kind with which this iteration begins. None: any kind."""
+        """The kind whose part must be the first in this iteration. None if any kind may be first."""
         self._last: Caller = None
-        """The caller of the last part of this iteration. None: it was not asked for, as there was time for every part."""
+        """The caller of the last part of this iteration. None before it, and if it began while not `is_active`."""
         self._overdue: tuple[_Kind, Caller] | None = None
-        """The caller for whose part of a kind all others wait."""
+        """The overdue caller, and the kind of its part, for which all others wait. None if no caller is overdue."""
         self._overdue_until = 0
-        """The last iteration in which they wait."""
+        """The last iteration in which all others wait for the overdue caller."""
         self._exhausting: set[Caller] = set()
-        """The callers whose last part was the last one of an exhausted iteration."""
+        """The callers whose last part exhausted its iteration."""
         self._batches_before = 1
         """Number of batches in the previous iteration."""
         self._is_end_scheduled = False
         """True if `_end_iteration`, or `_end_after_others`, is scheduled."""
 
     def enter(self, caller: Caller) -> None:
-        """Prepare for parts of a caller. It must call this before its first part in an iteration, unless this is a batch."""
+        """Notice a new iteration. A caller must call this before its first part in an iteration, unless this is a batch."""
+        # A caller enters an iteration once. If it has asked for a part already, this is a new iteration, unless the end of the
+        # current one is still scheduled.
         kinds = self._batches, self._slow, self._slices
         if not self._is_end_scheduled and any(caller in kind.ran or caller in kind.late for kind in kinds):
             self._end_iteration()
@@ -116,7 +117,7 @@ class IterationTurns:
     def begin_batch(self, caller: Caller) -> float:
         """Return for how many seconds a batch may execute commands now, or 0 if it must wait.
 
-        That is `BATCH_S` divided by the number of batches, in this or the previous iteration, whichever has more.
+        The batches of an iteration share `BATCH_S` equally. Their number is that of this or the previous iteration, the greater one.
         """
         self.enter(caller)
         if not self._begin(self._batches, caller):
@@ -124,18 +125,18 @@ class IterationTurns:
         return BATCH_S / max(len(self._batches.ran), self._batches_before)
 
     def begin_slow(self, caller: Caller) -> bool:
-        """Return whether the caller may execute a slow command now. One is executed in an iteration."""
+        """Return whether the caller may execute a slow command now. An iteration executes at most one."""
         return self._begin(self._slow, caller)
 
     def run_slice(self, caller: Caller, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do a slice of work, unless it must wait."""
+        """Call `work`, which does a slice of work, unless the slice must wait."""
         if self._begin(self._slices, caller):
             started = time.monotonic()
             work(*args, **kwargs)
             self.spend(time.monotonic() - started)
 
     def spend(self, seconds: float) -> None:
-        """Add the duration of a part, or of an expensive command that is executed immediately."""
+        """Add the duration of a part, or of an expensive command that is executed outside a batch."""
         self.spent_s += seconds
         if self.spent_s >= ITERATION_S and not self.is_exhausted:
             self.is_exhausted = True
@@ -145,10 +146,10 @@ class IterationTurns:
             asyncio.get_running_loop().call_soon(self._end_after_others)
 
     def _begin(self, kind: _Kind, caller: Caller) -> bool:
-        """Return whether a part may begin. If not, remember since when the caller waits, and how often it was denied a part."""
+        """Return whether a part may begin, and record that it begins or that it was denied."""
         self.is_active = True
         is_second_slow = kind is self._slow and len(kind.ran) > 0
-        is_next = self._is_next(kind, caller) if self._overdue is None else self._overdue == (kind, caller)
+        is_next = self._overdue == (kind, caller) or (self._overdue is None and self._is_next(kind, caller))
         if self.is_exhausted or is_second_slow or not is_next:
             self._deny(kind, caller)
             return False
@@ -161,21 +162,25 @@ class IterationTurns:
         return True
 
     def _is_next(self, kind: _Kind, caller: Caller) -> bool:
-        """Return whether no other kind and no other caller is before this one."""
-        if self._resting and kind is not self._batches:
+        """Return whether no other kind and no other caller is before this one. There must be no overdue caller."""
+        if self._resting:
+            if kind is not self._batches:
+                return False
+        elif self._first is not None and self._first is not kind and not self._first.ran:
             return False
-        if not self._resting and self._first is not None and self._first is not kind and not self._first.ran:
-            return False
-        # The callers that wait may not ask in this iteration. So after one in which none of them ran, any may begin.
-        return kind.skipped > 0 or self._waits_since(kind, caller) <= min(kind.late_before.values(), default=1 << 63)
+        if kind.skipped:  # the callers that wait have had no part in the last iteration, and may not ask in this one
+            return True
+        return self._waits_since(kind, caller) <= min(kind.late_before.values(), default=1 << 63)
 
     def _waits_since(self, kind: _Kind, caller: Caller) -> int:
+        """Return the iteration since which a caller waits, later by `OVERRUN_PENALTY` if its last part exhausted an iteration."""
         since = kind.late_before.get(caller)
         if since is not None:
             return since
         return self._iteration + (OVERRUN_PENALTY if caller in self._exhausting else 0)
 
     def _deny(self, kind: _Kind, caller: Caller) -> None:
+        """Record that a part was denied. If the caller was denied `MAX_DENIED` parts, it is overdue."""
         kind.late[caller] = self._waits_since(kind, caller)
         denied = kind.denied[caller] = kind.denied.get(caller, 0) + 1
         if denied >= MAX_DENIED and self._overdue is None:
@@ -183,8 +188,9 @@ class IterationTurns:
             self._overdue, self._overdue_until = (kind, caller), self._iteration + OVERDUE_ITERATIONS
 
     def _end_after_others(self) -> None:
-        """End the iteration. With uvloop, the scheduled callbacks are the rest of an iteration in which input was read, so an
-        exhausted one ends after them.
+        """End the iteration now, or after the callbacks that are already scheduled if it is exhausted.
+
+        With uvloop, these callbacks are the rest of an iteration in which input was read.
         """
         if self.is_exhausted:
             asyncio.get_running_loop().call_soon(self._end_iteration)
@@ -192,6 +198,7 @@ class IterationTurns:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
+        """Begin the next iteration: decide which kind is first in it, and whether it only runs batches."""
         if self._resting:
             self._resting -= 1
         elif self.spent_s > LONG_S:
@@ -202,16 +209,16 @@ class IterationTurns:
             kind.skipped = kind.skipped + 1 if kind.late and not kind.ran else 0
             kind.late_before, kind.late = kind.late, {}
             kind.ran.clear()
-        most = max(kinds, key=lambda kind: kind.skipped)
-        self._first = most if most.skipped else None
+        most_skipped = max(kinds, key=lambda kind: kind.skipped)
+        self._first = most_skipped if most_skipped.skipped else None
         self.spent_s = 0.0
         self.is_exhausted = self._is_end_scheduled = False
         self._last = None
         self._iteration += 1
         if self._iteration > self._overdue_until:
             self._overdue = None
-        is_awaited = self._overdue is not None or any(kind.late_before for kind in kinds)
-        self.is_active = is_awaited or self._resting > 0 or self._batches_before > 1
+        has_waiting_callers = self._overdue is not None or any(kind.late_before for kind in kinds)
+        self.is_active = has_waiting_callers or self._resting > 0 or self._batches_before > 1
         if len(self._exhausting) > MAX_REMEMBERED:
             self._exhausting.clear()
         for kind in kinds:

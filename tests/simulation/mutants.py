@@ -316,8 +316,8 @@ MUTANTS = [
     Mutant(
         "every held lock ends with its session",
         "server/sessions.py",
-        "(released if request.release_on_disconnect else kept).append(request)",
-        "released.append(request)",
+        "                kept.append(request)\n        self._kept_count",
+        "                released.append(request)\n        self._kept_count",
     ),
     # -- version 1 of the wire
     Mutant(
