@@ -76,8 +76,10 @@ class Candidacy:
     redis_run: RedisRun = UNKNOWN_RUN
     """The run of the Redis whose `meta` was read."""
     restarted_at: float | None = None
-    """When that Redis has restarted since the last takeover or resignation that it has. None if it has not, or if the primary may
-    change."""
+    """When that Redis has restarted since the last takeover or resignation that it has, or when this node last failed to reach it, if
+    that was later: a Redis that loads many records rejects all commands. None if it has not restarted, or if the primary may change."""
+    unreachable_at: float = -inf
+    """When this node last failed to reach Redis. `-inf` if it has not failed."""
     expired_epoch: LeaderEpoch | None = None
     """The epoch whose lease has expired at the last read of the log. None if its leader may be alive."""
 
@@ -86,7 +88,7 @@ class Candidacy:
 
         Redis may have been unreachable for the leader, too, so the wait for the end of the lease begins again.
         """
-        self.last_sign_of_life = now
+        self.last_sign_of_life = self.unreachable_at = now
         self.empty_since = self.expired_epoch = self.restarted_at = None
         self.has_seen_leader = not primary_may_change
         self.redis_run = UNKNOWN_RUN
@@ -97,7 +99,8 @@ class Candidacy:
             return
         self.redis_run = run
         if meta is not None and run.id != meta.run_id:
-            self.has_seen_leader, self.restarted_at = False, None if primary_may_change else run.started_at
+            self.has_seen_leader = False
+            self.restarted_at = None if primary_may_change else max(run.started_at, self.unreachable_at)
 
     def note_stall(self, now: float) -> None:
         """Record that Redis did not answer for a while. The wait for the end of the lease begins again.

@@ -186,7 +186,7 @@ def test_after_a_restart_of_redis_no_leader_was_seen_until_one_takes_over() -> N
     candidacy.note_run(first, meta_of(OTHER), primary_may_change=False)
     assert (candidacy.has_seen_leader, candidacy.restarted_at) == (True, None)
     for _ in range(2):
-        candidacy.reset(NOW, primary_may_change=False)
+        candidacy.reset(NOW - 2, primary_may_change=False)
         candidacy.note_run(second, meta_of(OTHER), primary_may_change=False)
         assert (candidacy.has_seen_leader, candidacy.restarted_at) == (False, NOW - 1)
     candidacy.has_seen_leader = True
@@ -196,6 +196,19 @@ def test_after_a_restart_of_redis_no_leader_was_seen_until_one_takes_over() -> N
     assert candidacy.has_seen_leader, "the last takeover was at this run"
     candidacy.note_run(second, meta_of(OTHER), primary_may_change=True)
     assert (candidacy.has_seen_leader, candidacy.restarted_at) == (False, None), "another primary may have more commits"
+
+
+@pytest.mark.parametrize("stored", [None, RESTARTED])
+def test_a_redis_that_loads_for_long_is_as_new_when_it_answers(stored: Node | None) -> None:
+    """A leader whose takeover Redis has lost cannot reconnect earlier, and then restores its commits."""
+    candidacy, meta = candidacy_of(), meta_of(stored)
+    candidacy.reset(NOW, primary_may_change=False)  # it is still loading
+    candidacy.note_run(RedisRun("b", NOW - 60), meta, primary_may_change=False)
+    gone_at = NOW + 3 + 2 * GRACE_S
+    before = decide(meta, candidacy, UP_TO_DATE, NODE, gone_at - 0.1)
+    assert before.action is Action.TAIL_LOG or before.not_before == gone_at
+    decision = decide(meta, candidacy, UP_TO_DATE, NODE, gone_at)
+    assert decision == Decision(Action.ACQUIRE, gone_at, rolled_back=True, delayed=stored is None)
 
 
 @pytest.mark.parametrize("may_change", [True, False])
