@@ -329,8 +329,10 @@ class CommandScheduler:
         item, started, spent_s = next(items), self._clock(), self._turns.spent_s
         unfinished = execute_slow(connection, iter((item,)))
         if unfinished is not None:
-            connection.input_queue.appendleft((items, count - 1, size))
-            connection.input_queue.appendleft((iter((unfinished,)), 1, 0))
+            if count > 1:
+                connection.input_queue.appendleft((items, count - 1, size))
+                size = 0  # its bytes count as finished with the last command
+            connection.input_queue.appendleft((iter((unfinished,)), 1, size))
             self._append_slow(connection)
         elif count > 1:
             connection.input_queue.appendleft((items, count - 1, size))

@@ -477,3 +477,15 @@ def test_the_ends_of_sessions_take_turns_with_the_principals() -> None:
     while simulated.scheduler:
         simulated.batch()
     assert simulated.scheduler.bytes == 0
+
+
+def test_the_slices_of_a_slow_command_do_not_lengthen_the_queue_of_its_connection() -> None:
+    simulated = SlowSchedulerWithClock()
+    simulated.add_items("a", [b"end 50"], 10)
+    queue = simulated.connections["a"].input_queue
+    lengths = list[int]()
+    for _ in range(52):
+        simulated.batch()
+        lengths.append(len(queue))
+    assert max(lengths) == 1
+    assert (simulated.scheduler.bytes, bool(simulated.scheduler)) == (0, False)
