@@ -460,8 +460,8 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "watches below a subtree get no events",
         "server/watch_events.py",
-        "has_subtrees = request.details is not None and request.details.subtrees",
-        "has_subtrees = False",
+        "if request.details is not None and request.details.subtrees:",
+        "if False:",
         source="Subtrees",
     ),
     Mutant(

@@ -47,7 +47,7 @@ log = structlog.get_logger()
 TOKEN_SETTINGS = frozenset({"token", "token_file"})
 TLS_FILES = frozenset({"tls_cert", "tls_key", "tls_ca"})
 MAX_CHECKED_CONNECTIONS = 100
-"""Connections whose watches are compared with new permissions in one iteration of the event loop."""
+"""Number of connections whose watches are compared with new permissions in one iteration of the event loop."""
 BACKLOG = 4096
 """Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
 
@@ -60,8 +60,8 @@ class Server:
     which this server continues.
 
     `read_settings` reads the settings again for `reload`, and raises ValueError if they are invalid. `describe_error`
-    returns the text of an error during a reload. A command passes a function that names the option or the file in place of a
-    variable.
+    returns the text that is logged for an error of a reload. The commands pass a function whose text names the option or the file
+    of a setting, not its environment variable.
     """
 
     def __init__(
@@ -110,15 +110,16 @@ class Server:
         self._address_lock: socket.socket | None = None
         """Keeps other servers that are starting from binding the same address."""
         self._listener: list[asyncio.Server] | TlsListener[Connection] = []
-        """Accepts connections, without TLS one for each duplicate of the socket. Empty before the start."""
+        """Accepts connections: a listener with TLS, or without TLS one server for each duplicate of the socket. Empty before the
+        start."""
         self._stopped = asyncio.Event()
         """Set by SIGTERM, SIGINT or the failure of a namespace, so that the server stops."""
         self._failure: BaseException | None = None
         """The error of the first namespace that failed."""
         self._reloading: asyncio.Task[None] | None = None
-        """The last reload, which may run. None before the first."""
+        """The task of the current or the last reload. None before the first."""
         self._is_reload_wanted = False
-        """True if another reload follows."""
+        """True if a reload was requested that has not begun."""
         self._service_manager: SystemdNotifier | None = None
         """Reports the state to systemd. None if systemd does not run this server, or expects no messages."""
 
@@ -150,7 +151,10 @@ class Server:
         return None if self.tls is None else self.tls.expiry
 
     def _describe_roles(self) -> str:
-        """Return the roles in one line, for systemd: `leader`, or `orders: leader, wallets: follower of HOST:PORT`."""
+        """Return the roles in one line, for systemd: `leader`, or `orders: leader, wallets: follower of HOST:PORT`.
+
+        With one namespace, its name is omitted.
+        """
         texts = {name: describe(namespace) for name, namespace in self.namespaces.items()}
         if len(texts) == 1:
             return texts[self.default_namespace.name]
@@ -184,7 +188,7 @@ class Server:
     async def start(self) -> tuple[str, int]:
         """Start the server, and return its host and port once one namespace knows its leader.
 
-        Until then commands are rejected with the reason. The address is bound before the store is used, so a second server on
+        Before that, commands are rejected with the reason. The address is bound before the store is used, so a second server on
         the same address fails with OSError and changes nothing. If the start fails, everything that was started is stopped.
         """
         if self._sock is None:
@@ -218,7 +222,7 @@ class Server:
                 self._listener.append(await loop.create_server(self._make_connection, sock=each, backlog=BACKLOG))
 
     async def _close_listener(self) -> None:
-        """Accept no further connections. Open connections stay."""
+        """Stop accepting connections. Open connections stay open."""
         if isinstance(self._listener, TlsListener):
             await self._listener.close()
         else:
@@ -226,10 +230,7 @@ class Server:
                 server.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
 
     async def _start_namespaces(self, node: Node) -> None:
-        """Start all namespaces, and wait until one namespace knows its leader.
-
-        If a namespace fails before that, raise its error.
-        """
+        """Start all namespaces, and wait until one namespace knows its leader. If one fails before that, raise its error."""
         for namespace in self.namespaces.values():
             namespace.start(node).add_done_callback(partial(self._on_namespace_ended, namespace.name))
         await self._ready.wait()
@@ -237,19 +238,20 @@ class Server:
             raise self._failure
 
     def _on_namespace_ended(self, name: str, role_loop: asyncio.Task[None]) -> None:
-        """Stop the server, because the role loop of a namespace failed. Do nothing if the role loop was cancelled."""
+        """Stop the server if the role loop of a namespace has failed, not if it was cancelled."""
         if role_loop.cancelled():
             return
         error = role_loop.exception()
         if self._ready.is_set():  # before `_ready` is set, `start` raises the error, and the caller logs it
-            defect = None if isinstance(error, UnknownFormat | UnsafeStore) else error
-            log.error("namespace failed, stopping server", namespace=name, reason=str(error), exc_info=defect)
+            is_defect = not isinstance(error, UnknownFormat | UnsafeStore)
+            traceback_of = error if is_defect else None
+            log.error("namespace failed, stopping server", namespace=name, reason=str(error), exc_info=traceback_of)
         self._failure = self._failure or error
         self._ready.set()
         self._stopped.set()
 
     def _log_start(self, host: str, port: int) -> None:
-        """Log the address, the role and the store. Log a warning if locks are only kept in memory."""
+        """Log the address, the role and the store. Log a warning if locks are kept only in memory."""
         default = self.default_namespace
         manager = default.manager  # None on a follower
         roles = {name: namespace.role for name, namespace in self.namespaces.items()}
@@ -296,8 +298,8 @@ class Server:
     async def reload(self) -> None:
         """Read the configuration file, the certificates and the token file again.
 
-        Not while another reload runs. If the configuration file is invalid, log the error and change nothing. If another file is invalid, log the error
-        and keep the previous content of that file.
+        Must not be called while another reload runs. If a file is invalid, log the error. An invalid configuration file changes
+        nothing. In place of another invalid file, its previous content stays in use.
         """
         if self._read_settings is not None:
             try:
@@ -324,7 +326,7 @@ class Server:
         """
         used, wanted = self.settings.options(), new_settings.options()
         changed = frozenset(name for name in used if used[name] != wanted[name])
-        applied = changed & RELOADABLE - self._fixed_settings(used, wanted)
+        applied = changed & (RELOADABLE - self._fixed_settings(used, wanted))
         settings = Settings.from_options(**used | {name: wanted[name] for name in applied})
         if applied & TLS_FILES:
             make_tls_contexts(settings.tls)  # raises ValueError for invalid files
@@ -343,16 +345,24 @@ class Server:
 
     @staticmethod
     def _fixed_settings(used: dict[str, Any], wanted: dict[str, Any]) -> frozenset[str]:
-        """Return the settings that cannot change now, because they would turn TLS or authentication on or off."""
+        """Return the settings that cannot change now, because the change would turn TLS or authentication on or off.
 
-        def has(options: dict[str, Any], *names: str) -> bool:
-            return any(options[name] is not None for name in names)
+        `used` and `wanted` contain the current and the new values by flat name.
+        """
 
-        groups = [(TLS_FILES, ("tls_cert",)), (TLS_FILES, ("tls_ca",)), (TOKEN_SETTINGS, tuple(TOKEN_SETTINGS))]
-        return frozenset[str]().union(*(group for group, names in groups if has(used, *names) != has(wanted, *names)))
+        def turns_on_or_off(*names: str) -> bool:
+            is_on, will_be_on = (any(options[name] is not None for name in names) for options in (used, wanted))
+            return is_on != will_be_on
+
+        fixed: frozenset[str] = frozenset()
+        if turns_on_or_off("tls_cert") or turns_on_or_off("tls_ca"):
+            fixed |= TLS_FILES
+        if turns_on_or_off(*TOKEN_SETTINGS):
+            fixed |= TOKEN_SETTINGS
+        return fixed
 
     def _use_settings(self, settings: Settings) -> None:
-        """Replace the settings. They may differ from the current ones only where a running server can apply the difference."""
+        """Replace the settings, and apply the changes. They must differ only in settings that a running server can change."""
         previous, self.settings = self.settings, settings
         if settings.log_level != previous.log_level:
             logs.set_level(settings.log_level)
@@ -398,9 +408,9 @@ class Server:
         log.info("access tokens reloaded", file=self.settings.token_file, connections_closed=closed)
 
     def _close_unless_permitted(self, connection: Connection) -> bool:
-        """Close a connection if its principal was removed, or watches a prefix without the permission. Return whether it is closed now.
+        """Close a connection if its principal was removed, or lacks the permission for a watched prefix. Return whether it was.
 
-        It may have commands that were read, but not executed: its principal loses all permissions for them.
+        Commands that were read but not executed are rejected, because the connection gets a principal without permissions.
         """
         principal = connection.principal
         if principal is None or connection.closed:
@@ -414,7 +424,7 @@ class Server:
         return True
 
     def _on_sighup(self) -> None:
-        """Reload, or reload again after the reload that runs: a file may have changed since it was read."""
+        """Request a reload. If one is running, another one follows: a file may have changed since it was read."""
         self._is_reload_wanted = True
         if self._reloading is None or self._reloading.done():
             self._reloading = asyncio.create_task(self._run_reloads())
@@ -424,8 +434,8 @@ class Server:
         """Reload until no further reload is wanted. Report the start and the end of each reload to systemd."""
         while self._is_reload_wanted:
             self._is_reload_wanted = False
-            # `ready` must follow `reloading`. But before a leader is known, READY would report the end of the start too early,
-            # and while the server stops, READY would be wrong.
+            # Each `reloading` requires a `ready`. Before a leader is known, `ready` would report the end of the start too early.
+            # While the server stops, it would be wrong.
             service_manager = self._service_manager if self._ready.is_set() else None
             if service_manager is not None and not self._stopped.is_set():
                 service_manager.reloading()
@@ -438,9 +448,9 @@ class Server:
     # -- run and stop -------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP reloads (`reload`).
+        """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP calls `reload`.
 
-        The state is reported to systemd if the environment contains NOTIFY_SOCKET. Return the exit status: 1 if a namespace
+        The state is reported to systemd if the environment contains NOTIFY_SOCKET. Returns the exit status: 1 if a namespace
         failed, else 0.
         """
         self._service_manager = SystemdNotifier.from_environment(os.environ, self._describe_roles)
@@ -471,7 +481,7 @@ class Server:
         return [path for path in (self.settings.token_file, tls.cert, tls.key, tls.ca) if path is not None]
 
     async def _serve_until_stopped(self) -> int:
-        """Start, wait for `_stopped`, and stop. Return the exit status."""
+        """Start, wait until `_stopped` is set, and stop. Return the exit status of `run`."""
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -526,7 +536,7 @@ class Server:
 
 
 def _raise_defect(task: asyncio.Task[None]) -> None:
-    """Raise the exception of a task that has ended, if it has one: the event loop then logs it."""
+    """Raise the exception of a task that has failed, so that the event loop logs it."""
     if not task.cancelled():
         task.result()
 
@@ -553,7 +563,7 @@ def make_stores(settings: Settings) -> list[Store]:
 
 
 def make_lock_order(settings: Settings, earlier: LockOrder | None) -> LockOrder | None:
-    """Return `earlier` or a new analysis of the lock order of a namespace, or None if the settings turn the analysis off."""
+    """Return `earlier`, or without it a new analysis of the lock order. Return None if the settings turn the analysis off."""
     if settings.lock_order != "on":
         return None
     return earlier or LockOrder(parse_rules(settings.lock_order_rules or ""))

@@ -40,7 +40,7 @@ TLS_RECORD = b"\x16\x03"
 
 
 class Denial(NamedTuple):
-    """A failed authentication: `reason` is for the log, `error` is sent to the client."""
+    """A failed authentication. The server logs `reason`, and sends `error` to the client."""
 
     reason: str
     error: RequestRejected
@@ -68,7 +68,7 @@ ACCESS_REVOKED = RequestRejected(
 
 
 def revoked(principal: Principal) -> Principal:
-    """Return a principal without permissions: its connections are closed. A principal of a token file has permissions."""
+    """Return the principal without its permissions, so that its connections are closed."""
     return Principal(principal.name, permissions=frozenset())
 
 
@@ -83,7 +83,7 @@ class Authenticator:
         self._stats = stats
         self.access = AccessControl.load(token, token_file, certificates_required=certificates_required)
         """The current access-control list."""
-        self._warn(token_file)
+        self._warn_if_world_readable(token_file)
 
     async def load(self, token: str | None, token_file: str | None) -> AccessControl:
         """Read the token file, a part in each iteration of the event loop. Raises ValueError if it is invalid."""
@@ -96,14 +96,14 @@ class Authenticator:
             await asyncio.sleep(0)
 
     async def reload(self, token: str | None, token_file: str | None) -> None:
-        """Read the token file, and then use it. Logs a warning if it is world-readable.
+        """Read the token file again, and replace the access-control list. Logs a warning if the file is world-readable.
 
         Raises ValueError, and keeps the current list, if the file is invalid.
         """
         self.access = await self.load(token, token_file)
-        self._warn(token_file)
+        self._warn_if_world_readable(token_file)
 
-    def _warn(self, token_file: str | None) -> None:
+    def _warn_if_world_readable(self, token_file: str | None) -> None:
         if self.access.file_world_readable:
             log.warning(
                 "token file is world-readable, every user of the machine can read the tokens",
@@ -112,10 +112,10 @@ class Authenticator:
             )
 
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
-        """Start to authenticate a connection. `certificate` is the name in the client's verified certificate, if any.
+        """Start to authenticate a connection, whose verified certificate has the name `certificate`, if it has one.
 
-        Return the handshake, which the client's first line completes, or None if no handshake is needed. Also return the
-        principal of the certificate, or None.
+        Return `(handshake, principal)`. The client's first line completes the handshake; None if no handshake is needed. The
+        principal is that of the certificate, or None.
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
@@ -124,23 +124,23 @@ class Authenticator:
         return None, principal
 
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
-        """Return the principal of a client whose first line is a `hello`, or None if the client is not authenticated.
+        """Return the principal of a client with this first line, or None if the client is not authenticated.
 
-        If the `hello` has a token, the token determines the principal, or None if it is unknown. Otherwise the principal is
-        `by_certificate`, that of the client's certificate, or None.
+        If the line is a `hello` with a token, only the token counts. Otherwise the principal is `by_certificate`, that of the
+        client's certificate.
         """
         token = hello_token(line)
         return by_certificate if token is None else self.access.by_token(token)
 
     def authenticate_again(self, hello: bytes, certificate: str | None) -> Principal | None:
-        """Authenticate a `hello` that follows a rejected `hello`: by the token of the new `hello`, or by the certificate.
+        """Return the principal for a `hello` that follows a rejected `hello`, or None if the client is not authenticated.
 
-        Return the principal, or None if neither is valid.
+        The token of this `hello` counts, or without a token the client's certificate with this name.
         """
         return self.authenticate(hello, None if certificate is None else self.access.by_certificate(certificate))
 
     def reauthorize(self, principal: Principal, certificate: str | None) -> Principal:
-        """Return the current access-control entry of a connected principal, without permissions if the entry was removed."""
+        """Return a connected principal with its current permissions: none if its entry in the access-control list was removed."""
         access = self.access
         current = access.by_name(principal.name) if certificate is None else access.by_certificate(certificate)
         return current or revoked(principal)
@@ -152,7 +152,7 @@ class Authenticator:
         return NO_TOKEN if hello_token(line) is None else UNKNOWN_TOKEN
 
     def count(self, error: RequestRejected) -> None:
-        """Count an error that is sent before the connection has a command handler, which counts later errors."""
+        """Count an error that is sent before the connection has a command handler. The handler counts later errors."""
         self._stats.errors[error.code] += 1
 
 
@@ -191,21 +191,22 @@ class Handshake:
         searched_until = len(received)
         received += data if received else data.lstrip()  # blank lines before the first line are ignored
         end = received.find(b"\n", searched_until)
-        line = received if end < 0 else received[:end]
+        is_complete = end >= 0
+        line = received[:end] if is_complete else received
         length = len(line) - 1 if line.endswith(b"\r") else len(line)
         too_long = length > self._max_bytes
-        if end < 0 and not too_long and not received.startswith(TLS_RECORD):
+        if not is_complete and not too_long and not received.startswith(TLS_RECORD):
             return None
-        if end < 0 or too_long:  # the line contains no valid `hello`, so only the certificate counts
+        if too_long or not is_complete:  # the line contains no valid `hello`, so only the certificate counts
             return self.principal or NO_HELLO
         principal = self._authenticator.authenticate(bytes(line), self.principal)
         return self._authenticator.denial(bytes(line)) if principal is None else principal
 
 
-# -- Authorization: not used where clients need not authenticate ---------------------------------------
+# -- Authorization: only if clients must authenticate --------------------------------------------------
 
 
-_CHANGES = (Release, ReleaseByRef, Extend)  # a union type would be made at each call
+_CHANGES = (Release, ReleaseByRef, Extend)  # a tuple: a union type in `isinstance` would be created at each call
 _WRAPPERS = (Namespaced, LargeRequest)
 
 
@@ -254,7 +255,7 @@ def _authorize_change(
 ) -> RequestRejected | None:
     """Return an error if a principal may not release or extend a request, else None.
 
-    A principal may change its own requests; the requests of others require the permission `admin`. A release by `ref`
+    A principal may change its own requests. For the requests of others it needs the permission `admin`. A release by `ref`
     needs no such check, because a `ref` only finds requests of the same session.
     """
     id_ = None if isinstance(command, ReleaseByRef) else command.id
@@ -279,6 +280,7 @@ def _authorize_view(principal: Principal, field: str, prefix: str | None, ref: s
 
 
 def _missing_permission(principal: Principal, permission: str) -> str:
+    """Return the error text for a principal without a permission, with the permissions that it has."""
     permissions = ", ".join(map(repr, sorted(principal.permissions))) or "none"
     return f"this requires the permission {permission!r}; {principal.name} has {permissions}"
 

@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     from genie.observability.stats import Stats
 
 HEARTBEAT_S = 1.0
-"""Interval in seconds at which an idle leader commits its clock; a third of the lease if that is shorter. After a crash,
-locks last longer than requested by at most this interval.
-"""
+"""Interval in seconds at which an idle leader commits its clock. A third of the lease is used instead if that is shorter. After a
+crash, locks last longer than requested by at most this interval."""
 
 MIN_TICK_S = 0.025
 """Shortest interval in seconds at which the commits are checked."""
 
 ID_RESERVATION = 100_000
-"""Number of ids that are reserved in the store, by a high-water mark, before they are assigned to requests."""
+"""Number of ids that are reserved in the store in advance. A later leader assigns only ids above the reserved ones."""
 
 
 class Due(Enum):
-    """What a check of the commits finds."""
+    """What the pipeline must do after a check of the commits."""
 
     NOTHING = "nothing"
     HEARTBEAT = "heartbeat"
@@ -38,7 +37,7 @@ class Due(Enum):
 
 
 class Commits:
-    """Sends batches to the store, and measures how long a commit takes and how long the leader is idle.
+    """Sends batches to the store, one at a time, and measures how long a commit takes and how long the leader is idle.
 
     With a store in memory, no batch is sent and the lease does not expire.
     """
@@ -51,13 +50,13 @@ class Commits:
         self.store_unavailable = False
         """True if the commit in flight has taken longer than the store timeout."""
         self.ids_reserved_below = 0
-        """The high-water mark of ids in the store, or in the commit in flight."""
+        """All smaller ids are reserved in the store, or by the commit in flight."""
         self._store = store
         self._manager = manager
         self._stats = stats
         self._loop = asyncio.get_running_loop()
         self._sent_at = 0.0
-        """Event-loop time when the last commit was sent."""
+        """Event-loop time at which the last commit was sent."""
         self._store_timeout_s = store_timeout_s
         self._lease_s = lease_s if store.durable else inf
         self._heartbeat_s = min(HEARTBEAT_S, self._lease_s / 3)
@@ -65,17 +64,17 @@ class Commits:
         """Interval in seconds at which `check` must be called if the store is durable."""
 
     def is_needed(self) -> bool:
-        """Return whether a batch without changes needs a commit in a durable store.
+        """Return whether a batch without changes needs a commit in a durable store before its replies are sent.
 
-        The lease may have expired, or an id that is not reserved in the store may have been assigned.
+        It does if the lease may have expired, or if a request has got an id that is not reserved in the store.
         """
         return self._loop.time() - self._sent_at > self._lease_s or self._manager.next_id > self.ids_reserved_below
 
     def send(self, outcome: BatchOutcome, now: float, done: Callable[[BaseException | None], None]) -> None:
-        """Send the changes of the batch to the store, with the high-water mark of ids. `now` is the lock manager's time (ms).
+        """Send the changes of the batch to the store. `now` is the lock manager's time (ms).
 
-        The store calls `done`, which must call `end`. More ids are reserved once half of the last reservation is used. A later
-        leader never assigns a reserved id, so `queued` may contain the id of a request that is not stored.
+        The store calls `done` with None or an error, and `done` must call `end`. The commit also reserves ids once half
+        of the last reservation is used: `queued` may contain the id of a request that is not stored.
         """
         next_id = self._manager.next_id
         if next_id > self.ids_reserved_below - ID_RESERVATION // 2:
@@ -86,9 +85,9 @@ class Commits:
         self._store.commit(Batch(changes, self.ids_reserved_below, self._manager.next_fence, now), done)
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """Record the end of the commit in flight, and return why it failed, or None if the store has acknowledged it.
+        """Record the end of the commit in flight. Return None if it succeeded, else the error with which it failed.
 
-        `error` is what the store has reported. A commit that took longer than the lease fails with LeadershipLost.
+        `error` is the error that the store reported, or None. A commit that took longer than the lease fails with LeadershipLost.
         """
         self.in_flight = self.store_unavailable = False
         took_s = self._loop.time() - self._sent_at
@@ -101,13 +100,13 @@ class Commits:
         return error
 
     def check(self) -> Due:
-        """Return what is due. A commit that exceeds the store timeout is reported once.
+        """Return what is due. `REJECTION` is returned once for a commit.
 
-        Raises LeadershipLost after the lease.
+        Raises LeadershipLost if the commit in flight has taken longer than the lease.
         """
         since_commit_s = self._loop.time() - self._sent_at
         if not self.in_flight:
-            # A heartbeat that waits for the next check would be too late.
+            # One interval early: at the next check, the heartbeat could be late.
             return Due.HEARTBEAT if since_commit_s >= self._heartbeat_s - self.tick_s else Due.NOTHING
         if since_commit_s > self._lease_s:
             raise LeadershipLost(f"no commit was acknowledged within the lease of {self._lease_s:g} s")

@@ -11,7 +11,7 @@ from genie.core.deadlines import Deadlines
 
 
 class ExpiryTimer:
-    """Fires at the earliest deadline, and at once if grants are pending or watch events wait (`waiting_events`).
+    """Fires at the earliest deadline, or at once if grants are pending or `waiting_events` is not empty.
 
     `clock` returns the lock manager's time in ms.
     """

@@ -1,4 +1,4 @@
-"""Notices that the token file or a certificate was replaced, such as the files of a Secret of Kubernetes."""
+"""Detects that the token file or a certificate was replaced, for example by Kubernetes, which mounts them as a Secret."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Fingerprint = tuple[int, int, int] | None
 
 
 class FileWatch:
-    """Calls `on_change` when a file has changed. Compares the files at intervals: Kubernetes replaces a mounted Secret by
-    changing symbolic links, which a watch of the file would miss.
+    """Compares files at intervals, and calls `on_change` when one of them has changed.
 
-    `paths` returns the files to compare, which a reload of the settings may change.
+    A watch by the operating system would miss how Kubernetes replaces a mounted Secret: by changing symbolic links.
+    `paths` returns the paths of the files, which a reload of the settings may change.
     """
 
     def __init__(self, paths: Callable[[], Iterable[str]], on_change: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""The command handler of a follower, which rejects every command with the leader's address."""
+"""The command handler of a follower. It rejects every command, with the leader's address."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class FollowerHandler:
         self._leader_handler: CommandHandler | None = None
         """The pipeline to which the connections of `_awaiting_handover` are handed over, while this server leads."""
         self._awaiting_handover: dict[Peer, Connection] = {}
-        """Connections whose queued commands must be rejected before the handover. Each is mapped to itself, for its type."""
+        """Connections whose queued commands must be rejected before the handover. The value is the same object as the key, with
+        the type `Connection`."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands and reject one batch immediately. The rest is rejected after other connections were read."""
@@ -68,7 +69,7 @@ class FollowerHandler:
                 connection.handler = leader_handler
 
     def cancel_handover(self) -> None:
-        """Keep the connections that were not handed over yet, because this server lost leadership."""
+        """Keep the connections that are not handed over yet, because this server does not lead any longer."""
         self._leader_handler = None
         self._awaiting_handover.clear()
 
@@ -102,9 +103,9 @@ class FollowerHandler:
         connection.flush()
         if connection.input_queue:
             return
-        awaiting = self._awaiting_handover.pop(connection, None)
-        if awaiting is not None and self._leader_handler is not None:
-            awaiting.handler = self._leader_handler
+        handed_over = self._awaiting_handover.pop(connection, None)
+        if handed_over is not None and self._leader_handler is not None:
+            handed_over.handler = self._leader_handler
         if connection.closing:  # the client has closed its sending side
             connection.finish()
 

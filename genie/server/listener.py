@@ -51,7 +51,7 @@ def _is_loopback(address: str) -> bool:
 # -- Admission control: open connections, and how many there may be -----------------------------------
 
 REJECT_SLOTS = 16
-"""Connections beyond the limits that may be open at a time, in order to send them the error."""
+"""Number of connections beyond the limits that may be open at a time, so that the server can send them the error."""
 
 
 class AdmissionControl(Generic[C]):
@@ -78,7 +78,7 @@ class AdmissionControl(Generic[C]):
         self.partial_lines = PartialLines(limits.max_partial)
         """The incomplete lines of all connections, and their limits."""
         self.opening_turns = OpeningTurns()
-        """The turns of the connections that are not READY."""
+        """The turns of the connections before they are READY."""
         self.tls_turns = TlsTurns()
         """The turns of the TLS handshakes, and of long input of TLS connections."""
 
@@ -93,7 +93,7 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection and return None, or mark it as rejected and return which limit it exceeds."""
+        """Count an established connection and return None. If it exceeds a limit, mark it as rejected and return the error text."""
         reason = self._limit_exceeded(address)
         if reason is None:
             self._open[connection] = address
@@ -115,9 +115,7 @@ class AdmissionControl(Generic[C]):
 
     @property
     def crowded(self) -> bool:
-        """True if too many rejected connections are open, so that a further rejected connection must be closed without
-        lingering.
-        """
+        """True if too many rejected connections are open, so that further ones must be closed without lingering."""
         return self._rejected_count > REJECT_SLOTS
 
     def admit_handshake(self, handshake: Hashable, address: str) -> bool:
@@ -153,7 +151,7 @@ class AdmissionControl(Generic[C]):
         return None
 
     def _release(self, address: str | None) -> None:
-        """Decrement the number of connections from an address. Do nothing for None, the address of a rejected connection."""
+        """Subtract a connection or handshake from the number of its address. Do nothing for None, a rejected one."""
         if address is not None:
             self._by_address[address] -= 1
             if not self._by_address[address]:
@@ -207,7 +205,7 @@ class TlsListener(Generic[C]):
         loop = asyncio.get_running_loop()
         for number in itertools.count():
             if number % ACCEPTS_PER_ITERATION == 0:
-                await asyncio.sleep(0)  # `sock_accept` does not wait if a connection is there
+                await asyncio.sleep(0)  # `sock_accept` lets nothing else run while connections are there
             try:
                 client, peer = await loop.sock_accept(sock)
             except ConnectionError:  # the client closed the connection before it was accepted
@@ -255,9 +253,6 @@ class _TlsHandshake(Generic[C]):
             self._admission.end_handshake(self)
 
     def _complete(self) -> asyncio.Protocol:
-        """Return the protocol of the connection, because the handshake is complete.
-
-        The connection is counted from now on, instead of the handshake.
-        """
-        self._admission.end_handshake(self)
+        """Return the protocol of the connection, because the handshake is complete."""
+        self._admission.end_handshake(self)  # from now on, the connection is counted instead
         return self._make_connection()

@@ -1,4 +1,4 @@
-"""What a server uses of its machine and of its process. A simulated world hands over a simulated machine instead."""
+"""What a server uses of its machine and of its process. A simulation replaces it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 RECEIVE_BUFFER_BYTES = 16 << 10
-"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds what one read returns, and so what is
-queued before reading is paused. The usual buffer of some MiB would let thousands of connections exceed every bound in one
-iteration of the event loop."""
+"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds the bytes of one read, and so the bytes that are
+queued before reading is paused. With the usual buffer of some MiB, thousands of connections could exceed every bound in one iteration
+of the event loop."""
 
 ACCEPTS_PER_ITERATION = 8
-"""Number of connections that are accepted in an iteration of the event loop. While clients keep the server busy, an iteration takes
-5 ms. Then other clients would wait long after a failover, or after one client has opened thousands of connections."""
+"""Number of connections that are accepted in an iteration of the event loop, which takes 5 ms while clients keep the server busy. With
+one connection in each iteration, clients would wait long after a failover, or after one client has opened thousands of connections."""
 
 GC_THRESHOLD = (10_000, 2, 30_000)
 """Thresholds of the garbage collector, so high that it rarely reads everything. Requests create no reference cycles, so the
@@ -46,7 +46,7 @@ class Machine:
         return sock
 
     def listening_sockets(self, sock: socket.socket) -> list[socket.socket]:
-        """Return a bound socket, and duplicates of it. An event loop may accept only one connection of each in an iteration."""
+        """Return a bound socket and duplicates of it, because an event loop may accept only one connection of each in an iteration."""
         return [sock, *[sock.dup() for _ in range(ACCEPTS_PER_ITERATION - 1)]]
 
     def lock_address(self, address: tuple[str, int]) -> socket.socket | None:

@@ -36,24 +36,24 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 WIDEST: Final = "\U0010ffff"
-"""A character that takes the most bytes."""
+"""A character that takes the most bytes of all."""
 
 ENDED_REQUEST_BYTES: Final = REQUEST_BYTES + SHORT_NAMES * NAME_BYTES
-"""A request that is retained with its reply. A larger one is not retained."""
+"""Maximum bytes of a request that is retained with its reply. A larger request is not retained."""
 REPLY_BYTES: Final = ENDED_REQUEST_BYTES + MAX_RETAINED_REPLY_BYTES
-"""A retained reply of a session. A reply without a session has no message."""
+"""Maximum bytes of a retained reply of a session with a key. Without a key, a reply has no message."""
 CONNECTION_BYTES: Final = 8 * KIB + WRITE_BUFFER_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
-"""A connection with its session, the replies that it retains in any case, and its unread output that is not counted."""
+"""Maximum bytes of a connection with its session, its guaranteed replies, and the unread output that no limit counts."""
 TLS_BYTES: Final = 704 * KIB
-"""The buffers of OpenSSL and asyncio of a connection that has received long lines. Otherwise they take about 50 KiB."""
+"""Bytes of the buffers of OpenSSL and asyncio for a connection that has received long lines. For others they take about 50 KiB."""
 OUTCOME_BYTES: Final = 96
-"""The id and the reason of an ended request."""
+"""Bytes of the id and the reason of an ended request."""
 COMMAND_FACTOR: Final = 5
-"""How much more memory the shortest commands take than their bytes."""
+"""Memory of the shortest commands, as a multiple of their bytes."""
 PARTIAL_FACTOR: Final = 2
-"""How much more memory a line takes than its bytes while it grows."""
+"""Memory of an incomplete line while it grows, as a multiple of its bytes."""
 CACHED_RESOURCE_BYTES: Final = 1_024
-"""An entry of the cache of decoded resources, which has only short names."""
+"""Bytes of an entry of the cache of decoded resources, which has only short names."""
 PROGRAM_BYTES: Final = 192 * MIB
 """Bytes of the interpreter, the code, and the batch that is executed and sent."""
 STORE_BYTES: Final = 128 * MIB
@@ -62,20 +62,20 @@ STORE_BYTES: Final = 128 * MIB
 _NAME: Final = text_bytes(WIDEST * MAX_NAME)
 _EXAMPLE: Final = 4 * _NAME + text_bytes(WIDEST * MAX_NOTE)
 _STEP_BYTES: Final = 2 * _NAME + text_bytes(WIDEST * MAX_NOTE) + KIB
-"""A step of a cycle: its owner, its resource, and the context of its request."""
+"""Maximum bytes of a step of a cycle: its owner, its resource, and the context of its request."""
 LOCK_ORDER_BYTES: Final = (
     MAX_CLASSES * 2 * (_NAME + KIB)
     + (MAX_EDGES + MAX_INVERSIONS * MAX_OFFENDERS) * (_EXAMPLE + 2 * KIB)  # an edge with its guards
     + 2 * MAX_CACHED_NAMES * (_NAME + KIB)  # classes by stem and by name
 )
-"""The analysis of the lock order, if all texts have the greatest lengths."""
+"""Bytes of the analysis of the lock order if all texts have the greatest lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The memory that one limit bounds: the objects that the limit counts, and the bytes of each.
+    """The memory that one limit bounds: at most `value` objects, each of at most `each` bytes.
 
-    `value` is a number of objects of `each` bytes. With `per_namespace`, each namespace can take as much.
+    `what` names the objects. With `per_namespace`, each namespace can have as many.
     """
 
     what: str
@@ -86,7 +86,7 @@ class Bound:
     per_namespace: bool = False
 
     def total(self, namespaces: int) -> int:
-        """Return the bytes of all namespaces."""
+        """Return the maximum bytes on a server with this number of namespaces."""
         return self.value * self.each * (namespaces if self.per_namespace else 1)
 
 
@@ -125,7 +125,7 @@ def total_bytes(settings: Settings) -> int:
 
 
 def principal_share(settings: Settings) -> dict[str, int]:
-    """Return the greatest amount of each bounded total that one principal can have, if clients need a token."""
+    """Return how much of each limited total one principal can use at most, if clients need a token."""
     limits = settings.limits
     part = limits.principal_share
     return {

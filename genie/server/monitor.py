@@ -1,7 +1,7 @@
 """Samples a namespace ten times a second: measures the event-loop lag, and logs slow waits, deadlocks and lock order
 inversions.
 
-They are logged here, not where they occur, so that the number of log lines is bounded.
+These events are logged at the samples, not when they occur, so that the number of log lines is bounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 SAMPLE_INTERVAL_S = 0.1
 MAX_LOGGED_EVENTS = 10
-"""Maximum number of slow waits, and of deadlocks, logged per sample. Beyond it only the number of omitted events is logged."""
+"""Maximum number of slow waits, and of deadlocks, that are logged per sample. The others are only counted in the log."""
 MAX_READ_WAITERS = 5_000
 """Maximum number of waiting requests that one sample reads to find slow ones."""
 MAX_LOGGED_STEPS = 20
@@ -36,10 +36,10 @@ MAX_LOGGED_STEPS = 20
 MAX_LOGGED_RESOURCES = 10
 """Maximum number of logged resources of a request."""
 MAX_LOGGED_CHARACTERS = 128
-"""Maximum number of characters of a name or text of a client in a line. Longer ones are cut, and end with `…`."""
+"""Maximum number of characters of a text in a log line. A longer text is cut, and ends with `…`."""
 MAX_LOGGED_BYTES = 1 << 20
-"""Maximum bytes of log lines about slow waits, and as many about deadlocks, that a namespace logs in `BYTES_INTERVAL_S`. The
-last line may exceed the limit."""
+"""Maximum bytes of the log lines of a namespace in `BYTES_INTERVAL_S` about slow waits, and as many about deadlocks. The last line
+may exceed the limit."""
 BYTES_INTERVAL_S = 60.0
 
 
@@ -49,31 +49,35 @@ class _LineLimit:
     def __init__(self) -> None:
         self._interval_ends_at = 0.0
         """Event-loop time at which `MAX_LOGGED_BYTES` are allowed again."""
-        self._left_bytes = 0
+        self._remaining_bytes = 0
+        """Bytes that may still be logged in this interval. Negative if the last line has exceeded the limit."""
         self._omitted = 0
-        """Number of events that were not logged, and that no line has counted yet."""
+        """Number of events that were not logged, and that `take_omitted` has not returned yet."""
 
     def permitted(self, now: float, fields: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
-        """Yield the shortened fields of each line that may be logged of the `count` events of a sample. Read it to its end.
+        """Yield the shortened fields of each event that may be logged, of the `count` events of a sample.
 
-        `fields` makes the fields of a line when it is logged, not before. Once the bytes of the interval are used up, no
-        further line may be logged in it.
+        The caller must read the iterator to its end. `fields` yields the fields of each event. It is advanced only as far as events
+        are logged, because the fields take work. Once the bytes of the interval are used up, no event may be logged in it.
         """
         if not count and not self._omitted:
             return
         if now >= self._interval_ends_at:
-            self._interval_ends_at, self._left_bytes = now + BYTES_INTERVAL_S, MAX_LOGGED_BYTES
-        lines = 0
-        while self._left_bytes > 0 and lines < MAX_LOGGED_EVENTS and (each := next(fields, None)) is not None:
-            shortened = _shorten(each)
+            self._interval_ends_at, self._remaining_bytes = now + BYTES_INTERVAL_S, MAX_LOGGED_BYTES
+        logged = 0
+        while self._remaining_bytes > 0 and logged < MAX_LOGGED_EVENTS:
+            event_fields = next(fields, None)
+            if event_fields is None:
+                break
+            shortened = _shorten(event_fields)
             yield shortened
-            self._left_bytes -= len(printable(repr(shortened)).encode())
-            lines += 1
-        self._omitted += count - lines
+            self._remaining_bytes -= len(printable(repr(shortened)).encode())
+            logged += 1
+        self._omitted += count - logged
 
     def take_omitted(self) -> int:
-        """Return how many events were omitted and not yet returned, or 0 while the bytes of the interval are used up."""
-        if self._left_bytes <= 0:
+        """Return how many events were omitted since the last call. Return 0 while the bytes of the interval are used up."""
+        if self._remaining_bytes <= 0:
             return 0
         omitted, self._omitted = self._omitted, 0
         return omitted
@@ -128,7 +132,7 @@ class Monitor:
         self._timer = self._loop.call_at(self._next_at, self._sample)
 
     def _log_slow_waits(self, pipeline: Pipeline, loop_now: float) -> None:
-        """Log each request that has waited for `slow_wait_ms`, once.
+        """Log each request that has waited for `slow_wait_ms`, once. `loop_now` is the event-loop time in seconds.
 
         Reads at most `MAX_READ_WAITERS` requests, and leaves the others to the next sample. The requests are in order of
         arrival, so the search ends at the first request that has waited for less time.
@@ -154,7 +158,9 @@ class Monitor:
 
     def _log_inversions(self) -> None:
         """Log each new inversion of the lock order. `MAX_INVERSIONS` limits their number."""
-        for inversion in () if self._lock_order is None else self._lock_order.inversions.take_unreported():
+        if self._lock_order is None:
+            return
+        for inversion in self._lock_order.inversions.take_unreported():
             fields = {
                 "kind": inversion.kind.value,
                 "classes": inversion.classes,
@@ -165,12 +171,14 @@ class Monitor:
 
 
 def _shorten(value: Any) -> Any:
-    """Return a value of the log with its texts cut to `MAX_LOGGED_CHARACTERS`, also in lists and dicts."""
+    """Return a value of the log with its texts cut to `MAX_LOGGED_CHARACTERS`, also inside lists and dicts."""
     if isinstance(value, str):
         return value if len(value) <= MAX_LOGGED_CHARACTERS else f"{value[: MAX_LOGGED_CHARACTERS - 1]}…"
     if isinstance(value, dict):
         return {name: _shorten(each) for name, each in value.items()}
-    return [_shorten(each) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_shorten(each) for each in value]
+    return value
 
 
 def _edge_fields(edge: Edge) -> dict[str, Any]:

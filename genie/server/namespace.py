@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 MEMORY_INTERVAL_S = 10.0
-"""How often a leader reads how much memory its store uses."""
+"""Seconds between two reads of the memory that the store of a leader uses."""
 HISTORY_CLOSE_TIMEOUT_S = 5.0
-"""How long a server that stops waits until the last events of the history are written."""
+"""Maximum seconds for which a server that stops waits until the last events of the history are written."""
 
 
 class Namespace:
@@ -77,8 +77,8 @@ class Namespace:
         self._is_shutting_down = False
         """True if the server is shutting down."""
         self._role_loop: asyncio.Task[None] | None = None
-        """The role loop, which runs until the server stops. It fails with a defect, or with an error that a retry cannot
-        resolve. None before `start`."""
+        """The task of the role loop, which runs until the server stops. It fails after a defect, or after an error that a retry
+        cannot resolve. None before `start`."""
         self._history_cleanup: asyncio.Task[None] | None = None
         """Archives and deletes files of the history while the server runs."""
         self._monitor: Monitor | None = None
@@ -87,9 +87,9 @@ class Namespace:
         """The pipeline of this server as leader. After leadership is lost, the pipeline is kept until the next leader is
         known, because the store may need a snapshot of its state."""
         self._role: Role = Starting()
-        """The role of this server in the namespace. During a shutdown (`_is_shutting_down`) it does not become `Stopping`."""
+        """The role of this server in the namespace. A shutdown does not change it: see `_is_shutting_down`."""
         self._led_until = 0.0
-        """When this server last stopped leading (event-loop time)."""
+        """Event-loop time at which this server last stopped leading."""
         self.store_memory: StoreMemory | None = None
         """The memory of the store, as the leader last read it. None on a follower, or if the store does not report it."""
         self._settings = settings
@@ -98,7 +98,7 @@ class Namespace:
         self._turns = turns
         self._ready = ready
         self._internal_clients: set[InternalClient] = set()
-        """The clients inside this process that wait for a reply."""
+        """The internal clients that wait for a reply."""
         self._follower = FollowerHandler(self.stats, name, settings.limits.max_pending, lambda: self._role, self._turns)
         self._leadership_lost = asyncio.Event()
         """Set when this server has lost leadership, and cleared when it leads again."""
@@ -115,7 +115,7 @@ class Namespace:
     def observe(self, slow_wait_ms: float) -> None:
         """Sample the namespace, read the memory of its store and log slow waits, from now on until `stop`.
 
-        Only for a server that runs as a process: the timers of the samples keep a virtual clock from advancing far.
+        Not in a simulation: with these timers, a virtual clock would advance only 0.1 s at a time.
         """
         self._monitor = Monitor(
             self.name, self.stats, self.lock_order, slow_wait_ms, lambda: self.pipeline if self.is_leader else None
@@ -132,9 +132,7 @@ class Namespace:
 
     @property
     def handler(self) -> CommandHandler:
-        """The handler to which connections of the namespace submit commands: the pipeline of a leader, or the follower's
-        handler.
-        """
+        """The handler of the commands of this namespace: the pipeline of a leader, or the follower's handler."""
         return self.pipeline if self.pipeline is not None and self.is_leader else self._follower
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
@@ -188,7 +186,7 @@ class Namespace:
 
     @property
     def store_errors(self) -> int:
-        """How often the store failed, or exceeded the store timeout."""
+        """Number of failures of the store, and of commits that exceeded the store timeout."""
         return self.stats.store_errors + self.store.failure_count
 
     @property
@@ -203,12 +201,15 @@ class Namespace:
 
     @property
     def last_manager(self) -> LockManager | None:
-        """The lock manager of a leader, or of the last leadership of this server until the next leader is known, or None."""
+        """The lock manager of this server as leader. After leadership is lost, it is kept until the next leader is known.
+
+        None without such a lock manager.
+        """
         return None if self.pipeline is None else self.pipeline.manager
 
     @property
     def locks_age_s(self) -> float | None:
-        """How old the state of `last_manager` is, in seconds: 0 on the leader. None without such a state."""
+        """Age in seconds of the state of `last_manager`: 0 on the leader, None without such a state."""
         if self.pipeline is None:
             return None
         return 0.0 if self.is_leader else asyncio.get_running_loop().time() - self._led_until
@@ -224,7 +225,7 @@ class Namespace:
         return 0 if self.pipeline is None else self.pipeline.state_bytes
 
     async def execute(self, line: bytes) -> bytes:
-        """Execute one line of the wire protocol as an internal client. Return the reply when the command is stored."""
+        """Execute one line of the wire protocol as an internal client. Return the reply once the command is stored."""
         client = InternalClient(self.handler)
         self._internal_clients.add(client)
         try:
@@ -254,6 +255,7 @@ class Namespace:
                 raise self._failure
 
     def _snapshot(self) -> Batch:
+        """Return the state of this server as leader, from which the store can restore a Redis that has lost commits."""
         return self._current_pipeline.snapshot()
 
     @property
@@ -265,7 +267,8 @@ class Namespace:
         """Use the role that the store reports. Once a leader is known, free the state of this server's last leadership."""
         previous_leader, was_waiting = self.leader, isinstance(self._role, Waiting)
         self._role = role
-        if isinstance(role, Waiting) and not was_waiting and not self._ready.is_set():
+        begins_to_wait = isinstance(role, Waiting) and not was_waiting
+        if begins_to_wait and not self._ready.is_set():
             takeover_after_ms = round(self._settings.lease * 1000)
             log.info(
                 "leader unknown, waiting before a takeover", namespace=self.name, takeover_after_ms=takeover_after_ms
@@ -311,7 +314,7 @@ class Namespace:
         """
         settings = self._settings
         manager, offset_ms = state.manager, state.clock_ms - time.monotonic() * 1000
-        # Starting at the Unix time keeps ids and fencing tokens unique even if the store lost the last batches.
+        # Ids that are at least the Unix time keep ids and fencing tokens unique even if the store lost the last batches.
         unix_us = time.time_ns() // 1000
 
         def clock() -> float:
@@ -337,10 +340,7 @@ class Namespace:
         )
 
     async def _wait_until_leadership_ends(self) -> None:
-        """Wait until leadership is lost, or until a server that leads fewer namespaces requests leadership.
-
-        On such a request, transfer leadership to that server.
-        """
+        """Wait until leadership is lost. If a server that leads fewer namespaces requests leadership, transfer it."""
         lost = asyncio.create_task(self._leadership_lost.wait())
         requested = asyncio.create_task(self.store.wait_for_transfer_request())
         memory = None if self._monitor is None else asyncio.create_task(self._poll_store_memory())
@@ -356,15 +356,15 @@ class Namespace:
             self.store_memory = None
 
     async def _poll_store_memory(self) -> None:
-        """Read the memory of the store at intervals. While the store does not answer, the last value stays."""
+        """Read the memory of the store at intervals, until this task is cancelled. If the store does not answer, keep the value."""
         while True:
             self.store_memory = await self.store.read_memory() or self.store_memory
             await asyncio.sleep(MEMORY_INTERVAL_S)
 
     async def _transfer_leadership(self) -> None:
-        """Drain, resign, and close the connections of the namespace, after the replies to stored commands are sent.
+        """Drain, resign, and close the connections of the namespace after the replies to stored commands are sent.
 
-        If draining times out, leadership is not resigned: the next leader waits until the lease expires.
+        If draining times out, do not resign: the next leader waits until the lease expires.
         """
         log.info("leadership transfer started", namespace=self.name, reason="another node leads fewer namespaces")
         drained = await self.drain()
@@ -415,7 +415,7 @@ class Namespace:
         return [connection for connection in self._admission if connection.handler is handler]
 
     def _step_down(self) -> None:
-        """End leadership on this server: commands are rejected from now on."""
+        """End leadership on this server, so that commands are rejected, and abort the internal clients."""
         outage = self.store.outage
         self._role = Waiting() if outage is None else StoreUnavailable(outage)
         self._led_until = asyncio.get_running_loop().time()
@@ -428,8 +428,8 @@ class Namespace:
     def _on_leadership_lost(self, error: BaseException) -> None:
         """Step down, and abort all connections of the namespace without sending replies.
 
-        A reply could confirm a command that is not stored. An error other than `LeadershipLost` is a defect, and ends the
-        role loop.
+        A reply could confirm a command that is not stored. Any `error` except `LeadershipLost` is a defect, which ends the role
+        loop.
         """
         self._step_down()
         for connection in self._connections_of(self._current_pipeline):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Notifier:
     """Adds the messages and changes that follow from events to the outcome of the batch.
 
-    In the methods, `requester` is the connection that sent the command, None for a command of the server itself, `ref` is
-    the `ref` of the command, and `now` is the lock manager's time of the batch (ms).
+    In the methods, `requester` is the connection that sent the command, or None for a command of the server itself. `ref` is
+    the `ref` of the command. `now` is the lock manager's time of the batch (ms).
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Notifier:
     # -- messages -----------------------------------------------------------------------------------------
 
     def reject(self, connection: Outbound | None, rejection: RequestRejected) -> None:
-        """Send an error when the batch is stored, and count the error."""
+        """Count an error, and send it once the batch is stored."""
         self.stats.errors[rejection.code] += 1
         self.outcome.send(connection, replies.error(rejection))
 
     def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
-        """Count errors, and send them immediately, or after the messages that wait for the batch in flight."""
+        """Count errors, and send them immediately. If messages wait for the batch in flight, send the errors after them."""
         for rejection in errors:
             self.stats.errors[rejection.code] += 1
         if connection.closed or not errors:
@@ -84,8 +84,7 @@ class Notifier:
     ) -> None:
         """Record the events of a command in the history, send their messages, and add the changed requests to the outcome.
 
-        `request_line` is the received line of a `request`, which the history stores unchanged if the request waits. Without
-        it, the history encodes the events.
+        If a `request` waits, the history stores its received line, `request_line`. Without it, the history encodes the events.
         """
         if self.recorder is not None and events:
             self.recorder.on_events(events, now, request_line)
@@ -93,7 +92,7 @@ class Notifier:
             _ON_EVENT[type(event)](self, event, requester, ref, now)
 
     def on_queued(self, event: core.Queued, requester: Outbound | None, ref: str | None, now: float) -> None:
-        """Send `queued`. The request is stored only if its session has a key: otherwise it ends with the connection."""
+        """Send `queued`. Store the request if its session has a key: otherwise it ends with the connection."""
         request = event.request
         session: Session = request.origin  # type: ignore[assignment]
         session.add_queued(request)
@@ -107,7 +106,7 @@ class Notifier:
             self.outcome.send(session.connection, replies.queued(request))
 
     def _begin_wait(self, request: Request) -> None:
-        """Count the wait of a request for its principal. With a trace, keep its first blockers, which the grant reports.
+        """Count the wait of a request for its principal. If it has a `traceparent`, keep its first blockers for its `locked`.
 
         The blockers are not stored. Blockers with long texts are not kept, because the texts could outlive the requests that
         are charged for them.
@@ -116,17 +115,14 @@ class Notifier:
         if request.context.traceparent is None or request.state is not WAITING:
             return
         blockers, total = find_blockers(self.manager.table, request, MAX_COUNTED_ON_ARRIVAL)
-        texts = (
-            text
-            for each in blockers
-            for text in (each.resource, each.transaction, each.context.note)
-            if text is not None
-        )
-        if all(text_bytes(text) <= SHORT_TEXT_BYTES for text in texts):
-            self.size.first_blockers[request.id] = blockers, total
+        for blocker in blockers:
+            for text in (blocker.resource, blocker.transaction, blocker.context.note):
+                if text is not None and text_bytes(text) > SHORT_TEXT_BYTES:
+                    return
+        self.size.first_blockers[request.id] = blockers, total
 
     def end_wait(self, request: Request) -> FirstBlockers | None:
-        """Drop what is kept for a request while it waits. Return its first blockers, or None if they were not kept."""
+        """Record the end of the wait of a request. Return its first blockers, or None if they were not kept."""
         self.size.end_wait(request)
         return self.size.first_blockers.pop(request.id, None)
 
@@ -163,15 +159,15 @@ class Notifier:
         self.outcome.store(request)
         if request.ref is None or not session.quiet:
             self.outcome.send(requester, replies.queued(request))
-        chose = request.context.choice_digest is not None
-        self.outcome.send(requester, replies.taken(request) if chose else replies.locked(request))
+        has_choices = request.context.choice_digest is not None  # `anyOf`
+        self.outcome.send(requester, replies.taken(request) if has_choices else replies.locked(request))
         if self._watched:
             self.watch_events.publish(request, "locked")
 
     def on_released(self, event: Released, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `released` to the requester, and to the connection of the ended request if that is another connection.
 
-        Also count the end of the request, retain the reply, and send watch events.
+        Count the end of the request, retain the reply, and send watch events.
         """
         request = event.request
         session: Session | None = request.origin  # type: ignore[assignment]
@@ -196,8 +192,8 @@ class Notifier:
     def _end(self, request: Request, reason: core.Reason, message: bytes, now: float) -> None:
         """Remove an ended request from its session, and from the store if it may have a record there.
 
-        The session retains `message`, the reply to the request, if the client can ask for it: after a reconnect, or with a
-        retry by `ref`.
+        The session retains `message`, the reply to the request, if the client can receive it again: after a reconnect, or by a
+        retry with the same `ref`.
         """
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
@@ -228,8 +224,8 @@ class Notifier:
     ) -> Change:
         """Retain the terminal reply of a request in its session, and return the change for the store.
 
-        A session without a key cannot be resumed, so it retains only the reason, in order to answer a retry with the same
-        `ref`. The oldest replies beyond the limits are dropped.
+        A session without a key cannot be resumed. It retains only the reason, for the reply to a retry with the same `ref`. The
+        oldest replies beyond the limits are dropped.
         """
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`
@@ -266,7 +262,7 @@ class Notifier:
             self.outcome.store(event.request)
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
-        """Reject a request that would have to wait although the wait queues, or the share of its principal, are full."""
+        """Reject a request that would have to wait. The wait queues are full, or its principal has used up its share of them."""
         limit, principal = self.size.max_queue_entries, event.request.context.principal
         if event.is_opening and event.request.context.choice_digest is not None:
             reason = (
@@ -287,7 +283,7 @@ class Notifier:
         self._reject_arrival(event.request, reason, requester, ref, now)
 
     def on_graph_full(self, event: core.GraphFull, requester: Outbound | None, ref: str | None, now: float) -> None:
-        """Reject a request that would have to wait although it might deadlock, because the wait-for graph is too large."""
+        """Reject a request that would have to wait, because the search for a deadlock has exceeded its limit."""
         limit = core.MAX_ARRIVAL_STEPS
         reason = f"too many requests wait for each other: the search for a deadlock has at most {limit} steps"
         self._reject_arrival(event.request, reason, requester, ref, now)
@@ -350,6 +346,6 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
 
 
 def _visibility(connection: Outbound | None) -> replies.IsVisible | None:
-    """Return a function that tells whether a client may see the notes for a name, or None if it may see all."""
+    """Return a function that returns whether a client may see the notes of a name, or None if it may see all notes."""
     principal = None if connection is None else connection.principal
     return None if principal is None else principal.may_see

@@ -1,4 +1,4 @@
-"""What a batch has caused, and what the pipeline does once the batch is stored: messages, changes, connections to close."""
+"""The outcome of a batch: changes to store, and messages to send and connections to close once they are stored."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ class BatchOutcome:
         """Connections to close after the messages of the batch are sent."""
 
     def send(self, connection: Outbound | None, message: bytes) -> None:
-        """Add a message to the outbox of a connection, for replies and for the outcome of a client's own request.
-
-        Does nothing if the connection is lost.
-        """
+        """Add a message that must not be deferred to the outbox of a connection. Do nothing if the connection is lost."""
         if connection is not None and not connection.closed:
             if not connection.has_reply:
                 connection.has_reply = True
@@ -42,19 +39,20 @@ class BatchOutcome:
             connection.outbox.append(message)
 
     def send_event(self, connection: Outbound, message: bytes) -> None:
-        """Add a watch event to the outbox. Unlike `send`, do not set `has_reply`, so that the event may be deferred."""
+        """Add a watch event, which may be deferred, to the outbox of a connection."""
+        # Unlike in `send`, `has_reply` is not set.
         if not connection.outbox and not connection.has_reply:
             self.dirty.append(connection)
         connection.watch_bytes += len(message)
         connection.outbox.append(message)
 
     def store(self, request: Request) -> None:
-        """Add a request to the changes."""
+        """Store the current state of a request with the batch."""
         if self.durable:
             self.changes[request.id] = request
 
     def delete(self, id: int) -> None:
-        """Add the deletion of a record, by the id of its request, to the changes."""
+        """Delete the record of the request with this id with the batch."""
         if self.durable:
             self.changes[id] = None
 

@@ -52,13 +52,13 @@ class PartialLines:
         self._scheduled: asyncio.Handle | None = None
         """The scheduled call of `_close_more`. None if it is not scheduled."""
         self._largest: list[LineOwner] = []
-        """The connections that had incomplete lines when the limit was exceeded, the largest lines last. Empty when
-        enough of them are closed."""
+        """The connections that had incomplete lines when the limit was exceeded, the largest line last. Empty once enough of
+        them are closed."""
 
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
-        """Set the bytes of a connection's incomplete line. May close connections.
+        """Set the bytes of a connection's incomplete line, 0 if it has none. Closes connections if the limit is exceeded.
 
-        With `new`, the line has started after the last call, so its age starts now.
+        With `new`, this is another line than at the last call, so its age starts now.
         """
         self.bytes += size - self._sizes.pop(connection, 0)
         if new or not size:
@@ -80,24 +80,29 @@ class PartialLines:
         self._started_at.pop(connection, None)
 
     def _close_largest(self) -> None:
-        """Close the connections with the largest lines until the total is within the limit, and others later."""
-        self._close_until(self._max_bytes, len(self._largest))
+        """Close the connections with the largest lines until the total is within the limit.
+
+        Later, `_close_more` closes others until the low-water mark.
+        """
+        self._close_until(self._max_bytes, len(self._largest))  # those of the last search, if they suffice
         if self.bytes > self._max_bytes:
             self._largest = sorted(self._sizes, key=self._sizes.__getitem__)
             self._close_until(self._max_bytes, len(self._largest))
         self._schedule_more()
 
     def _schedule_more(self) -> None:
+        """Schedule `_close_more` for the next iteration of the event loop, if connections are left to close."""
         if self._largest and self._scheduled is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
 
     def _close_more(self) -> None:
-        """Close more of these connections, some in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
+        """Close up to `MAX_CLOSED` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
         self._scheduled = None
         self._close_until(self._max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
         self._schedule_more()
 
     def _close_until(self, max_bytes: float, max_closed: int) -> None:
+        """Close connections of `_largest` until the total is at most `max_bytes`, but no more than `max_closed`."""
         reason = f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this line is among the longest"
         while self.bytes > max_bytes and self._largest and max_closed:
             connection = self._largest.pop()
@@ -108,7 +113,7 @@ class PartialLines:
             self._largest.clear()
 
     def _close_oldest(self) -> None:
-        """Close connections whose line is older than `MAX_LINE_AGE_S`, and set the timer for the next oldest line.
+        """Close up to `MAX_CLOSED` connections whose line is older than `MAX_LINE_AGE_S`. Set the timer for the next line.
 
         If the server itself has paused reading, the age of a line starts again.
         """
@@ -119,8 +124,8 @@ class PartialLines:
             if started_at > now - MAX_LINE_AGE_S:
                 self._timer = loop.call_later(started_at + MAX_LINE_AGE_S - now, self._close_oldest)
                 return
-            if connection.reading_is_paused:  # the rest of the line may be in the kernel's buffer: restart its age
-                del self._started_at[connection]
+            if connection.reading_is_paused:  # the rest of the line may be in the kernel's buffer
+                del self._started_at[connection]  # then add it at the end, as the youngest line
                 self._started_at[connection] = now
                 continue
             self._close(

@@ -31,13 +31,14 @@ class PauseDetector:
         self._timer.cancel()
 
     def _schedule(self) -> None:
+        """Set the timer of the next check."""
         self._due_at, self._cpu_s = self._machine.elapsed_s() + CHECK_INTERVAL_S, time.process_time()
         self._timer = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check)
 
     def _check(self) -> None:
-        """Log a pause, if the timer ran late and the process has used little processor time since it was set."""
-        late_s, cpu_s = self._machine.elapsed_s() - self._due_at, time.process_time() - self._cpu_s
-        if late_s >= MIN_PAUSE_S and cpu_s < late_s / 2:
+        """Log a pause if the timer fired late although the process has used little processor time since the last check."""
+        late_s, used_cpu_s = self._machine.elapsed_s() - self._due_at, time.process_time() - self._cpu_s
+        if late_s >= MIN_PAUSE_S and used_cpu_s < late_s / 2:
             log.warning(
                 "process paused",
                 paused_ms=round(late_s * 1000),

@@ -57,7 +57,7 @@ HELLO_REJECTED becomes AUTHENTICATING if the token of the next `hello` is wrong;
 
 
 MAX_BYTES_BEFORE_REPLY: Final = 8 << 10
-"""Bytes of deferred watch events that are sent at once with a reply. After more, the reply is deferred with them."""
+"""Maximum bytes of deferred watch events that are sent immediately with a reply. Beyond it, the reply is deferred, too."""
 
 
 class EndOfInput:
@@ -137,16 +137,16 @@ class Peer:
         """True if reading is paused (back pressure), because too many bytes are queued."""
         self.busy_until = self.overran_until = 0.0
         """Times of the scheduler, in seconds of the monotonic clock. The connection is busy until `busy_until`. If it
-        exceeds its quantum before `overran_until`, it becomes busy."""
+        exceeds its quantum again before `overran_until`, it becomes busy."""
         self.outbox: list[bytes] = []
         """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
-        """True if `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. The
-        connection is then in the notifier's `dirty`."""
+        """True if `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. Then the
+        connection is in `BatchOutcome.dirty`."""
         self.deferred: list[bytes] = []
-        """Watch events of stored batches that are sent a little later, and replies that must follow many such events."""
+        """Watch events of stored batches that are sent a little later, and replies that are sent after many such events."""
         self.watch_bytes = 0
-        """Bytes of watch events in `outbox` and `deferred`. May include replies in `outbox`, but is 0 without watch events."""
+        """Bytes of watch events in `outbox` and `deferred`, 0 if there are none. May include the bytes of replies in `outbox`."""
         self.write_blocked = False
         """True if the client does not read its messages, so that much output is buffered."""
         self.closing = False
@@ -172,7 +172,7 @@ class Peer:
     def flush(self) -> None:
         """Send the deferred watch events, then all messages of the batch, in one write.
 
-        After many bytes of deferred events, the messages are deferred, too: very many watchers may get a reply at once.
+        If many bytes of events are deferred, the messages are deferred, too, because very many watchers may get a reply at once.
         """
         self.has_reply = False
         if self.deferred:
@@ -191,7 +191,7 @@ class Peer:
         self.outbox.clear()
 
     def flush_deferred(self) -> None:
-        """Send deferred messages. Those of the batch in flight stay in the outbox."""
+        """Send deferred messages. The messages of the batch in flight stay in the outbox."""
         data = b"".join(self.deferred)
         self.deferred.clear()
         self.watch_bytes = sum(map(len, self.outbox))
@@ -235,7 +235,7 @@ def principal_name(connection: Peer) -> str | None:
 
 
 class InternalClient(Peer):
-    """A client inside the server process. The reply to its command is sent when the command is stored, as for any client."""
+    """A client inside the server process, for one command. As for any client, the reply is sent once the command is stored."""
 
     __slots__ = ("_handler", "_reply")
 

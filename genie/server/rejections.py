@@ -21,13 +21,13 @@ from genie.server.peer import DETACHED, ConnectionState, Item, Peer
 STORE_UNAVAILABLE = "the store is unavailable, try again later"
 
 MALFORMED = (Code.BAD_JSON, Code.BAD_MESSAGE)
-"""Error codes of lines that are not commands. Such an error takes precedence over `unavailable`."""
+"""Error codes of lines that are not commands. These errors take precedence over `unavailable`."""
 
 
 def reject_item(connection: Peer, item: Item, reason: str = STORE_UNAVAILABLE) -> RequestRejected | None:
     """Return the error for a submitted item that is not executed, or None if the item needs no error.
 
-    After a `hello` as the item, the connection accepts only another `hello`.
+    If the item is a `hello`, the connection then accepts only another `hello`.
     """
     if connection.state is DETACHED:
         return None
@@ -39,7 +39,7 @@ def reject_item(connection: Peer, item: Item, reason: str = STORE_UNAVAILABLE) -
 def unavailable(item: Item, reason: str) -> RequestRejected | None:
     """Return the error for an item that is not executed, or None for a blank line and the end of input.
 
-    The error has the code `unavailable`, unless the line is malformed or the item is an error itself.
+    A malformed line, and an item that is an error, have their own error. All others have the code `unavailable`.
     """
     line = item.line if isinstance(item, LongLine) else item
     if isinstance(line, bytes):
@@ -55,7 +55,7 @@ def unavailable(item: Item, reason: str) -> RequestRejected | None:
 
 
 def error_for(command: WireCommand, code: Code, reason: str) -> RequestRejected:
-    """Return an error that echoes the `ref` of a command, and for `release` and `extend` also the `id`."""
+    """Return the error of a command, with the command's `ref`, and for `release` and `extend` also with the `id`."""
     command = without_namespace(command)
     ref = command.request.ref if isinstance(command, Take) else command.ref
     id_ = command.id if isinstance(command, (Release, Extend)) else None

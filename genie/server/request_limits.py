@@ -10,7 +10,10 @@ from genie.server.state_size import StateSize
 
 
 class RequestLimits:
-    """Checks and charges new requests. A check computes how many further requests certainly have room. They need no check."""
+    """Checks new requests against the limits, and charges them.
+
+    A check computes how many further requests certainly fit into the limits. These requests need no check.
+    """
 
     def __init__(self, manager: LockManager, size: StateSize, limits: Limits) -> None:
         self._manager = manager
@@ -22,19 +25,19 @@ class RequestLimits:
         self.unchecked_requests = min(self._max_per_session, self._max_per_connection)
         """Number of live requests of a session below which its next request cannot exceed the limits of the session."""
         self.unchecked_below_id = 0
-        """A request with a smaller id that is not large, and has no named principal, cannot exceed `max_locks` or `max_state`,
-        and the store is not full. The dispatcher sets it to 0 before a request that must be charged."""
+        """A request with a smaller id needs no check of `max_locks`, `max_state` and `store_full`, if it is not large and has no
+        named principal. The dispatcher sets the field to 0 before a request that must be charged."""
         self._short_below_id = 0
-        """Like `unchecked_below_id`, for requests of named principals, which must be charged but not checked."""
+        """Like `unchecked_below_id`, for requests of named principals. They need no check either, but they are charged."""
         self.store_full = False
         """True if the store is out of memory, so that new requests are rejected."""
 
     def check_next(self) -> None:
-        """Require a check of the next request, because there may be less room."""
+        """Check the next request, because a limit may be nearer than computed."""
         self.unchecked_below_id = self._short_below_id = 0
 
     def set_store_full(self, full: bool) -> None:
-        """Reject new requests while the store is out of memory."""
+        """Begin or end to reject all new requests: they are rejected while the store is out of memory."""
         self.store_full = full
         self.check_next()
 
@@ -63,8 +66,8 @@ class RequestLimits:
         if reason := size.reason_against_request(request, lock_count, excess):
             return reason
         size.charge_request(id_, request, lock_count, excess)
-        # Each later request gets an id and at most `MAX_RESOURCES` locks; each queue entry may become a lock.
-        spare = (self._max_locks - locks - self._table.queue_entries) // MAX_RESOURCES
-        # This request is not in the table yet, so it is one of the requests for which there is room.
-        self.unchecked_below_id = self._short_below_id = id_ + 1 + min(spare, size.spare_requests() - 1)
+        # Each later request gets the next id and at most `MAX_RESOURCES` locks. Each queue entry may become a lock.
+        fitting_by_locks = (self._max_locks - locks - self._table.queue_entries) // MAX_RESOURCES
+        fitting_by_bytes = size.spare_requests() - 1  # this request is not in the table yet, so it is one of them
+        self.unchecked_below_id = self._short_below_id = id_ + 1 + min(fitting_by_locks, fitting_by_bytes)
         return ""

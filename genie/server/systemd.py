@@ -60,7 +60,7 @@ class SystemdNotifier:
         return cls(address, _watchdog_timeout_s(environment), read_status)
 
     def start(self) -> None:
-        """Report the status and, if there is a watchdog, that the server runs. Repeat this at intervals until `close`."""
+        """Report a changed status and, if there is a watchdog, that the server runs. Repeat this at intervals until `close`."""
         fields = ["WATCHDOG=1"] if self._sends_watchdog else []
         status = self._read_status()
         if status != self._reported_status:
@@ -91,7 +91,7 @@ class SystemdNotifier:
         self._sock.close()
 
     def _send(self, *fields: str) -> None:
-        """Send one datagram with these fields."""
+        """Send one datagram with these fields, such as `READY=1`. Log the first failure."""
         try:
             self._sock.sendto("\n".join(fields).encode(), self._address)
         except OSError as error:

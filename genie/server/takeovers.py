@@ -24,10 +24,10 @@ TAKEN_OVER: Final = RequestRejected(
 """The last message on a connection whose session was taken over."""
 
 MIN_LOGGED_TAKEOVERS: Final = 3
-"""Takeovers of one session are logged from this number within `WINDOW_MS` on."""
+"""Minimum number of takeovers of one session within `WINDOW_MS` that is logged."""
 WINDOW_MS: Final = 10_000
 LOG_INTERVAL_MS: Final = 10_000
-"""Minimum time in ms between two lines of the log."""
+"""Minimum time in ms between two log lines, for all sessions together."""
 MAX_SESSIONS: Final = 1_000
 """Maximum number of sessions whose takeovers are counted. The session with the least recent takeover is dropped."""
 
@@ -38,11 +38,11 @@ class Takeovers:
     def __init__(self, namespace: str) -> None:
         self._log = log.bind(namespace=namespace)
         self._recent: OrderedDict[int, tuple[float, int]] = OrderedDict()
-        """By session number, when the current window began, and the number of takeovers in it."""
+        """The time at which the current window began, and the number of takeovers in it, by session number."""
         self._logged_at = -inf
 
     def record(self, session: int, notes: tuple[str | None, str | None], principal: str | None, now: float) -> None:
-        """Record a takeover of a session, identified by its number. `notes` are those of the older and the newer client."""
+        """Record a takeover of the session with this number. `notes` are the notes of the older and the newer client."""
         began_at, count = self._recent.pop(session, (now, 0))
         if now - began_at > WINDOW_MS:
             began_at, count = now, 0

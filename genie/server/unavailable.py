@@ -1,6 +1,7 @@
 """Rejects the commands of a pipeline while the store is unavailable.
 
-The ends of connections, a `bye` that has ended some requests, and the rest of the state of resumed sessions, are postponed.
+Three kinds of items are postponed: the end of a connection's input, a `bye` of which slices are left, and the rest of the state of
+a resumed session.
 """
 
 from __future__ import annotations
@@ -27,23 +28,24 @@ class Rejecter:
         self._scheduler = scheduler
         self._notifier = notifier
         self.postponed: list[tuple[Peer, Item]] = []
-        """Connections with the end of their input, with an unfinished `bye`, or with the rest of the state of their session."""
-        self._leaving: set[Peer] = set()
-        """The connections whose unfinished `bye` is in `postponed`."""
+        """The postponed items with their connections, in order."""
+        self._with_postponed_bye: set[Peer] = set()
+        """The connections whose `bye` is in `postponed`."""
 
     def run_batch(self) -> None:
         """Reject queued commands for the time of one batch."""
         self._scheduler.run_batch(self.reject, self.reject)
 
     def reject(self, connection: Peer, items: Iterator[Item]) -> None:
-        """Reject commands. The errors follow replies that wait for the batch in flight.
+        """Reject commands of a connection. The errors follow the replies that wait for the batch in flight.
 
-        A connection with too many messages in its outbox is aborted.
+        If too many messages are in its outbox, the connection is aborted.
         """
         errors: list[RequestRejected] = []
-        if self._collect_errors(connection, items, errors):
-            # The `hello` is rejected, so later commands must not be executed, even if the store is available again when they are
-            # next: they would lack its session.
+        has_hello = self._collect_errors(connection, items, errors)
+        if has_hello:
+            # The later commands need the session of the rejected `hello`. So they must be rejected, too, even if the store is
+            # available again by then.
             self._scheduler.replace_all(connection, partial(_error_or_item, connection))
         had_replies = bool(connection.outbox)
         self._notifier.reject_now(connection, errors)
@@ -53,8 +55,8 @@ class Rejecter:
     def queue_postponed(self) -> None:
         """Queue the postponed items, because the store is available again.
 
-        The state of a resumed session is queued before the commands of its connection, because it must precede all replies. So
-        is a `bye`, because the commands after it are not executed.
+        The end of the input is queued after the commands of its connection. The state of a resumed session is queued before
+        them, because it must precede all replies. A `bye` also is, because the commands after it are not executed.
         """
         for connection, item in self.postponed:
             if item is END_OF_INPUT:
@@ -66,12 +68,12 @@ class Rejecter:
     def clear(self) -> None:
         """Drop all references to connections."""
         self.postponed.clear()
-        self._leaving.clear()
+        self._with_postponed_bye.clear()
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
-        """Append the errors for rejected items to `errors`. Return whether the items include a `hello`.
+        """Append the errors for rejected items to `errors`, and postpone the others. Return whether the items include a `hello`.
 
-        What `postponed` contains waits until the store is available again. Commands after an unfinished `bye` get no error.
+        Commands after a postponed `bye` get no error.
         """
         has_hello = False
         for item in items:
@@ -79,8 +81,8 @@ class Rejecter:
                 self.postponed.append((connection, item))
                 continue
             if connection.session.ending is not None:
-                if connection not in self._leaving:  # the first item is the `bye`
-                    self._leaving.add(connection)
+                if connection not in self._with_postponed_bye:  # the first item is the `bye`
+                    self._with_postponed_bye.add(connection)
                     self.postponed.append((connection, item))
                 continue
             has_hello = has_hello or isinstance(item, Hello)
@@ -91,5 +93,5 @@ class Rejecter:
 
 
 def _error_or_item(connection: Peer, item: Item) -> Item:
-    """Return the error for an item that is not executed, or the item itself if it needs no error."""
+    """Return the error that replaces an item that is not executed, or the item itself if it needs no error."""
     return reject_item(connection, item) or item

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAX_STALL_S = 30.0
-"""Maximum seconds in which a client with much unread output reads nothing."""
+"""Maximum seconds for which a client with much unread output may read nothing."""
 
 MAX_CLOSED = 100
 """Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing, or in order
@@ -57,8 +57,8 @@ class UnreadOutput:
         self._scheduled: asyncio.Handle | None = None
         """The scheduled call of `_close_more`. None if it is not scheduled."""
         self._largest: list[SlowConsumer] = []
-        """The connections that had unread output when the limit was exceeded, the most last. Empty when enough of them are
-        closed."""
+        """The write-blocked connections at the time at which the limit was exceeded, the largest backlog last. Empty once enough
+        of them are closed."""
         self.closed = 0
         """Number of connections that were closed because of a limit."""
 
@@ -66,9 +66,9 @@ class UnreadOutput:
         return len(self._backlogs)
 
     def add(self, connection: SlowConsumer, size: int) -> None:
-        """Count new output of a write-blocked connection; the first call counts all of its unread output.
+        """Count `size` more unread bytes of a write-blocked connection: at the first call all of its unread output.
 
-        May close connections.
+        Closes connections if the limit is exceeded.
         """
         backlog = self._backlogs.get(connection)
         if backlog is None:
@@ -90,36 +90,41 @@ class UnreadOutput:
 
     def _record_progress(self, connection: SlowConsumer, backlog: Backlog, now: float) -> None:
         """Subtract the bytes that the client has read since the last call."""
-        read = backlog.bytes - connection.unread_bytes
-        if read > 0:
-            self.bytes -= read
-            backlog.bytes -= read
+        read_bytes = backlog.bytes - connection.unread_bytes
+        if read_bytes > 0:
+            self.bytes -= read_bytes
+            backlog.bytes -= read_bytes
             backlog.last_read_at = now
 
     def _close_largest(self) -> None:
-        """Close the connections with the most unread output until the total is within the limit, and others later."""
-        self._close_until(self.max_bytes, len(self._largest))
+        """Close the connections with the most unread output until the total is within the limit.
+
+        Later, `_close_more` closes others until the low-water mark.
+        """
+        self._close_until(self.max_bytes, len(self._largest))  # those of the last search, if they suffice
         if self.bytes > self.max_bytes:
             now = asyncio.get_running_loop().time()
             for connection, backlog in self._backlogs.items():
                 self._record_progress(connection, backlog, now)
-            self._largest = sorted(self._backlogs, key=lambda one: self._backlogs[one].bytes)
+            self._largest = sorted(self._backlogs, key=lambda connection: self._backlogs[connection].bytes)
             self._close_until(self.max_bytes, len(self._largest))
         self._schedule_more()
 
     def _schedule_more(self) -> None:
+        """Schedule `_close_more` for the next iteration of the event loop, if connections are left to close."""
         if self._largest and self._scheduled is None:
             self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
 
     def _close_more(self) -> None:
-        """Close more of these connections, some in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
+        """Close up to `MAX_CLOSED` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
         self._scheduled = None
         self._close_until(self.max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
         self._schedule_more()
 
     def _close_until(self, max_bytes: float, max_closed: int) -> None:
+        """Close connections of `_largest` until the total is at most `max_bytes`, but no more than `max_closed`."""
         reason = (
-            f"all connections together have more than {self.max_bytes} unread bytes, and this one is among the largest"
+            f"all connections together have more than {self.max_bytes} unread bytes, and this one has among the most"
         )
         while self.bytes > max_bytes and self._largest and max_closed:
             connection = self._largest.pop()
@@ -130,6 +135,7 @@ class UnreadOutput:
             self._largest.clear()
 
     def _close(self, connection: SlowConsumer, reason: str) -> None:
+        """Close a connection, and log the reason."""
         self.discard(connection)
         self.closed += 1
         connection.abort_slow_consumer(reason)
@@ -145,7 +151,7 @@ class UnreadOutput:
             if now - backlog.last_read_at >= MAX_STALL_S:
                 stalled.append(connection)
         for connection in stalled[:MAX_CLOSED]:
-            self._close(connection, f"nothing was read for {MAX_STALL_S:g} s")
+            self._close(connection, f"the client has read nothing for {MAX_STALL_S:g} s")
         if self._backlogs:
             first_read_at = min(backlog.last_read_at for backlog in self._backlogs.values())
             delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(first_read_at + MAX_STALL_S - now, 1.0)

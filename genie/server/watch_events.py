@@ -1,6 +1,6 @@
 """Sends the events of locks to their watchers, a bounded number of steps at a time.
 
-One request has up to 1,024 resources, each of them up to 512 watched prefixes, and each prefix thousands of watchers.
+A request has up to 1,024 resources. Each resource has up to 512 watched prefixes, and each prefix thousands of watchers.
 """
 
 from __future__ import annotations
@@ -25,32 +25,33 @@ if TYPE_CHECKING:
     from genie.observability.stats import Stats
 
 MAX_JOINED_BYTES: Final = 64 << 10
-"""Bytes of events that are sent to a watcher together. The last event may exceed it."""
+"""Limit for the bytes of events that are joined and sent to a watcher together. The last event may exceed it."""
 
 MAX_STEPS: Final = 5_000
-"""Number of steps, a few ms, after which the other events wait for the next iteration of the event loop. A step looks for the
-watchers of a prefix of a name, adds `STEP_BYTES` of events to the output of a watcher, or ends a watch. The last slice may
-exceed it."""
+"""Number of steps in one iteration of the event loop, a few ms. The other events wait for the next iteration. A step looks for the
+watchers of a prefix of a name, adds up to `STEP_BYTES` of events to the output of a watcher, or ends a watch. The last slice may
+exceed the limit."""
 
 STEP_BYTES: Final = 1 << 10
-"""Bytes of events for one watcher that are one more step: they are copied when they are sent."""
+"""Bytes of events for one watcher that count as one more step, because they are copied when they are sent."""
 
 SLICE: Final = 500
-"""Number of steps after which the sending of an event can be interrupted."""
+"""Approximate number of steps in a slice. The sending of an event can be interrupted after each slice."""
 
 MAX_WAITING_BYTES: Final = 16 << 20
-"""Limit for the bytes of all requests whose events have waited since no event waited. Beyond it, the watchers are lagging.
-So no event waits for ever, and the memory of the waiting events is bounded."""
+"""Limit for the bytes of the requests whose events have been queued since the queue was last empty. Beyond it, all watchers are
+lagging. So no event waits for ever, and the memory of the waiting events is bounded."""
 
 EVENT_FACTOR: Final = 2
-"""How much more memory a request whose events wait takes than its texts: the events are encoded."""
+"""Memory of the names and long texts of a request whose events wait, as a multiple of their size. The events contain them again."""
 
 
 class WatchEvents:
     """Sends watch events in the order of the changes.
 
-    While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop, and must not change
-    the prefixes that a connection watches, except if all its watches end. `deadlines.soonest` becomes 0 when there is work.
+    While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop. Meanwhile it must not
+    change the prefixes that a connection watches, but it may end all watches of a connection. When events begin to wait,
+    `deadlines.soonest` is set to 0, so that the caller sets its timer.
     """
 
     def __init__(
@@ -58,16 +59,17 @@ class WatchEvents:
     ) -> None:
         self._watches = watches
         self.watched = watches.prefixes
-        """The watched prefixes: false if there are no watches, so that `publish` need not be called."""
+        """The watched prefixes. While it is empty, `publish` need not be called."""
         self._outcome = outcome
         self._deadlines = deadlines
         self._stats = stats
         self._namespace = namespace
         self.waiting: deque[Iterator[int]] = deque()
-        """The events that are not sent yet: iterators. Each step of an iterator sends a slice, and yields the number of
-        steps of the slice."""
+        """The events that are not sent yet, one iterator for each request. `next` of an iterator sends a slice, and returns the
+        number of its steps."""
         self._waiting_bytes = 0
-        self._steps = MAX_STEPS
+        """Bytes of the requests whose events were added to `waiting` since it was last empty."""
+        self._remaining_steps = MAX_STEPS
         """Number of steps that may still be executed before `send_waiting` is called again."""
 
     def publish(self, request: Request, state: str) -> None:
@@ -75,11 +77,13 @@ class WatchEvents:
 
         The events of resources with the same watchers are sent together.
         """
-        has_subtrees = request.details is not None and request.details.subtrees
-        events = (self._publish_subtrees if has_subtrees else self._publish)(request, state)
+        if request.details is not None and request.details.subtrees:
+            events = self._publish_subtrees(request, state)
+        else:
+            events = self._publish(request, state)
         if self.waiting:
-            names = request.name_count()
-            self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (names * NAME_BYTES + excess_bytes(request))
+            name_bytes = request.name_count() * NAME_BYTES
+            self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (name_bytes + excess_bytes(request))
             if self._waiting_bytes > MAX_WAITING_BYTES:
                 watchers = self._watches.connections()
                 log_limited(
@@ -98,8 +102,8 @@ class WatchEvents:
             self.waiting.append(events)
 
     def send_waiting(self) -> None:
-        """Send the events that wait, up to `MAX_STEPS`."""
-        self._steps = MAX_STEPS
+        """Send waiting events, at most about `MAX_STEPS` steps."""
+        self._remaining_steps = MAX_STEPS
         while self.waiting and self._run(self.waiting[0]):
             self.waiting.popleft()
         if not self.waiting:
@@ -110,30 +114,30 @@ class WatchEvents:
         self.waiting.clear()
 
     def _run(self, events: Iterator[int]) -> bool:
-        """Send slices until none is left, or `MAX_STEPS` are reached. Return whether none is left."""
+        """Send slices of events until none is left and return True, or until no steps remain and return False."""
         for steps in events:
-            self._steps -= steps
-            if self._steps <= 0:
-                self._deadlines.soonest = 0.0  # 0 is a lower bound: the caller then checks what is due
+            self._remaining_steps -= steps
+            if self._remaining_steps <= 0:
+                self._deadlines.soonest = 0.0  # a lower bound: so the caller sets its timer, and calls `send_waiting`
                 return False
         return True
 
     def _publish(self, request: Request, state: str) -> Iterator[int]:
         """Send the events of a request in slices, and yield the number of steps of each slice."""
         watches = self._watches
-        lookups = len(watches.prefix_count_by_length)  # of each name: one for each length of a watched prefix
-        groups: dict[tuple[str, ...], list[bytes]] = {}
+        lookups_per_name = len(watches.prefix_count_by_length)
+        events_by_prefixes: dict[tuple[str, ...], list[bytes]] = {}
         steps = 0
         for name, mode in request.modes():
             prefixes = watches.matching_prefixes(name)
             if prefixes:
-                groups.setdefault(prefixes, []).append(replies.event(request, name, mode, state))
-            steps += 1 + lookups
+                events_by_prefixes.setdefault(prefixes, []).append(replies.event(request, name, mode, state))
+            steps += 1 + lookups_per_name
             if steps >= SLICE:
                 yield steps
                 steps = 0
-        for prefixes, messages in groups.items():
-            for joined in messages if len(messages) == 1 else _joined(messages):
+        for prefixes, events in events_by_prefixes.items():
+            for joined in events if len(events) == 1 else _joined(events):
                 for prefix in prefixes:
                     yield from self._send(prefix, joined, steps)
                     steps = 0
@@ -143,51 +147,51 @@ class WatchEvents:
     def _publish_subtrees(self, request: Request, state: str) -> Iterator[int]:
         """Send the events of a request with subtrees in slices, and yield the number of steps of each slice.
 
-        The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these, but is sent
-        each event once.
+        The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these prefixes, but
+        is sent each event once.
         """
         watches = self._watches
-        lookups, watched = len(watches.prefix_count_by_length), [*watches.prefixes]
-        subtrees = {*(() if request.details is None else request.details.subtrees)}
-        within: dict[str, list[str]] = {}
+        lookups_per_name, watched = len(watches.prefix_count_by_length), [*watches.prefixes]
+        subtrees = set(() if request.details is None else request.details.subtrees)
+        prefixes_below: dict[str, list[str]] = {}  # the watched prefixes below each subtree
         for start in range(0, len(watched), SLICE):
             steps = 0
             for prefix in watched[start : start + SLICE]:
-                above = [subtree for subtree in possible_subtrees(prefix) if subtree in subtrees]
+                for subtree in possible_subtrees(prefix):
+                    if subtree in subtrees:
+                        prefixes_below.setdefault(subtree, []).append(prefix)
                 steps += 1 + min(prefix.count("/"), MAX_SUBTREE_LEVELS)
-                for subtree in above:
-                    within.setdefault(subtree, []).append(prefix)
             yield steps
         for name, mode in request.modes():
-            steps = 1 + lookups
-            matching, below = watches.matching_prefixes(name), within.get(name, ())
+            steps = 1 + lookups_per_name
+            matching, below = watches.matching_prefixes(name), prefixes_below.get(name, ())
             event = replies.event(request, name, mode, state) if matching or below else b""
-            sent: set[Outbound] = set()
-            for prefix in chain(matching, below):  # a prefix may be in both, but each connection is sent the event once
-                yield from self._send(prefix, event, steps, sent)
+            already_sent: set[Outbound] = set()
+            for prefix in chain(matching, below):  # a prefix may be in both
+                yield from self._send(prefix, event, steps, already_sent)
                 steps = 0
             yield steps
 
-    def _send(self, prefix: str, events: bytes, steps: int, sent: set[Outbound] | None = None) -> Iterator[int]:
+    def _send(self, prefix: str, events: bytes, steps: int, already_sent: set[Outbound] | None = None) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        `steps` is the number of steps that the caller has executed and not yielded: they are part of the first slice. `sent`
-        contains the connections that must not receive the events again; each watcher that receives them is added.
+        The first slice includes `steps`, which the caller has executed and not yielded. Connections in `already_sent` are
+        omitted; each watcher that receives the events is added to it.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
-        steps_of_event = 1 + len(events) // STEP_BYTES
+        steps_per_watcher = 1 + len(events) // STEP_BYTES
         for connection in [*watchers]:
             # Since the first slice, the watches of the connection may have ended.
             is_watching = connection in watchers and not connection.closed
-            if is_watching and (sent is None or connection not in sent):
+            if is_watching and (already_sent is None or connection not in already_sent):
                 if is_lagging(connection):
                     steps += self._end(connection)
                 else:
                     send_event(connection, events)
-                    if sent is not None:
-                        sent.add(connection)
-                    steps += steps_of_event
+                    if already_sent is not None:
+                        already_sent.add(connection)
+                    steps += steps_per_watcher
             steps += 1
             if steps >= SLICE:
                 yield steps
@@ -195,10 +199,8 @@ class WatchEvents:
         yield steps
 
     def _end(self, connection: Outbound) -> int:
-        """Send `lagged` to a watcher instead of the next events, and end its watches. Return how many watches have ended.
-
-        `lagged` is sent in a slice like an event, because MiBs of events may precede it.
-        """
+        """Send `lagged` to a watcher instead of the next events, and end its watches. Return how many watches have ended."""
+        # `lagged` may be deferred like an event, because MiBs of events may precede it.
         count = len(self._watches.prefixes_of(connection))
         self._watches.remove_all(connection)
         if count and not connection.closed:
@@ -217,15 +219,15 @@ class WatchEvents:
         yield steps
 
 
-def _joined(messages: list[bytes]) -> Iterator[bytes]:
-    """Join messages in order. Yield the joined messages, of about `MAX_JOINED_BYTES` each."""
+def _joined(events: list[bytes]) -> Iterator[bytes]:
+    """Join encoded events in order. Yield parts of about `MAX_JOINED_BYTES` each."""
     part: list[bytes] = []
-    size = 0
-    for message in messages:
-        part.append(message)
-        size += len(message)
-        if size >= MAX_JOINED_BYTES:
+    part_bytes = 0
+    for event in events:
+        part.append(event)
+        part_bytes += len(event)
+        if part_bytes >= MAX_JOINED_BYTES:
             yield b"".join(part)
-            part, size = [], 0
+            part, part_bytes = [], 0
     if part:
         yield b"".join(part)

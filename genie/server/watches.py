@@ -1,6 +1,6 @@
-"""Watches: a connection that watches a prefix is sent an event for every lock granted or released on a matching name.
+"""Watches: a connection that watches a prefix is sent an event for every lock that is granted or released on a matching name.
 
-A subtree matches each prefix that it begins with, and each prefix below it.
+A name matches a prefix if it begins with it. A subtree also matches each prefix below it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_SEARCHED_NAMES = 200_000
 """Maximum number of locked names that are compared with the prefix for one `watching` message, which takes about 10 ms."""
 
 MAX_BUFFERED_EVENTS = 10_000
-"""Maximum number of messages buffered for one watcher. A watcher with more is sent `lagged`, and its watches end. Events
-that are sent together count as one message; their bytes are limited, too."""
+"""Maximum number of messages buffered for one watcher. Beyond it, the watcher is sent `lagged`, and its watches end. Events that
+are sent together count as one message. Their bytes are limited, too."""
 
 
 class WatchRegistry:
@@ -45,9 +45,9 @@ class WatchRegistry:
         self._size = size
         self._max_unread_bytes = max_unread_bytes
         self.prefixes: dict[str, dict[Outbound, None]] = {}
-        """Watchers by prefix; each inner dict is an ordered set. A connection that watches two prefixes, one of which begins
-        with the other, is only listed under the shorter one. So a connection is listed at most once for a name. The
-        dispatcher keeps a reference to this dict."""
+        """Watchers by prefix. Each inner dict is an ordered set. If a connection watches two prefixes, and one begins with the
+        other, the connection is only in the set of the shorter prefix. So it is found at most once for a name. The dispatcher
+        keeps a reference to this dict."""
         self.prefix_count_by_length: dict[int, int] = {}
         """The number of prefixes in `prefixes` by their length."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
@@ -60,15 +60,16 @@ class WatchRegistry:
             return ""
         if len(watched) >= MAX_WATCHES:
             return f"too many prefixes: this connection already watches {MAX_WATCHES}"
-        reason = self._size.charge_watch(connection, prefix)
-        if not reason:
-            if not any(map(prefix.startswith, watched)):
-                for longer in watched:
-                    if longer.startswith(prefix):
-                        self._remove(connection, longer)
-                self._add(connection, prefix)
-            self._prefixes_of.setdefault(connection, set()).add(prefix)
-        return reason
+        if reason := self._size.charge_watch(connection, prefix):
+            return reason
+        is_covered = any(map(prefix.startswith, watched))  # by a shorter prefix
+        if not is_covered:
+            for longer in watched:
+                if longer.startswith(prefix):
+                    self._remove(connection, longer)
+            self._add(connection, prefix)
+        self._prefixes_of.setdefault(connection, set()).add(prefix)
+        return ""
 
     def remove(self, connection: Outbound, prefix: str) -> None:
         """End a watch, if there is one."""
@@ -77,13 +78,13 @@ class WatchRegistry:
             return
         watched.discard(prefix)
         self._size.credit_watch(connection, prefix)
-        if self._remove(connection, prefix):
-            last: str | None = None
-            # In sorted order a prefix precedes its own extensions, which it covers.
+        if self._remove(connection, prefix):  # it has covered the longer prefixes, which need entries of their own now
+            last_added: str | None = None
+            # In sorted order, a prefix precedes all longer prefixes that it covers.
             for longer in sorted(other for other in watched if other.startswith(prefix)):
-                if last is None or not longer.startswith(last):
+                if last_added is None or not longer.startswith(last_added):
                     self._add(connection, longer)
-                    last = longer
+                    last_added = longer
         if not watched:
             del self._prefixes_of[connection]
 
@@ -102,21 +103,29 @@ class WatchRegistry:
         return self._prefixes_of.get(connection, set())
 
     def matching_prefixes(self, name: str) -> tuple[str, ...]:
-        """Return the watched prefixes of `name`."""
-        watched, size = self.prefixes, len(name)
+        """Return all watched prefixes with which `name` begins."""
+        watched, name_length = self.prefixes, len(name)
         return tuple(
-            [name[:length] for length in self.prefix_count_by_length if length <= size and name[:length] in watched]
+            [
+                name[:length]
+                for length in self.prefix_count_by_length
+                if length <= name_length and name[:length] in watched
+            ]
         )
 
     def is_lagging(self, connection: Outbound) -> bool:
-        """Return whether a watcher has too much unread to be sent another event."""
-        too_many = len(connection.outbox) + len(connection.deferred) >= MAX_BUFFERED_EVENTS
-        return too_many or connection.watch_bytes + connection.unread_bytes > self._max_unread_bytes
+        """Return whether a watcher has too many unread or buffered events to be sent another one."""
+        buffered_messages = len(connection.outbox) + len(connection.deferred)
+        return (
+            buffered_messages >= MAX_BUFFERED_EVENTS
+            or connection.watch_bytes + connection.unread_bytes > self._max_unread_bytes
+        )
 
     def encode_held_locks(self, prefix: str) -> tuple[list[bytes], bool]:
         """Return the held locks on names with a prefix, as encoded rows of `watching`, and whether rows may be missing.
 
-        Rows are missing if a limit is exceeded.
+        Rows are missing beyond `MAX_WATCHING_ROWS` or `MAX_WATCHING_BYTES`. They may be missing if more than
+        `MAX_SEARCHED_NAMES` names are locked.
         """
         rows: list[bytes] = []
         remaining_bytes = MAX_WATCHING_BYTES
@@ -135,12 +144,13 @@ class WatchRegistry:
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
         """Yield an encoded row for each held lock on a name with this prefix, or on a subtree that contains such names.
 
-        The caller stops at its limits. At most `MAX_SEARCHED_NAMES` names are read: the names with a prefix are not indexed.
+        There is no index of names by prefix, so at most `MAX_SEARCHED_NAMES` locked names are compared.
         """
         table = self._table
-        for name, resource in table.subtrees_above(prefix) if table.subtrees else ():
-            if not name.startswith(prefix):  # these names are found below
-                yield from _rows_of(name, resource)
+        if table.subtrees:
+            for name, resource in table.subtrees_above(prefix):
+                if not name.startswith(prefix):  # the loops below find the others
+                    yield from _rows_of(name, resource)
         for name in islice(table.uncontended, MAX_SEARCHED_NAMES):
             if name.startswith(prefix):
                 yield replies.watching_row(table.uncontended[name], name, X)
@@ -183,6 +193,6 @@ class WatchRegistry:
 
 
 def _rows_of(name: str, resource: LockedResource) -> Iterator[bytes]:
-    """Yield an encoded row for each holder of a resource: at most one row more than a message may contain."""
+    """Yield an encoded row for each holder of a resource, at most one row more than a message may contain."""
     for holder in islice(resource.holders.values(), MAX_WATCHING_ROWS + 1):
         yield replies.watching_row(holder, name, resource.holder_mode(name, holder))

@@ -208,7 +208,7 @@ async def test_the_parts_of_a_namespace_do_not_add_up(monkeypatch: pytest.Monkey
     ):
         slow_down(owner, name)
     monkeypatch.setattr(watch_events, "MAX_STEPS", 1)
-    world.pipeline._dispatcher.watch_events._steps = 1
+    world.pipeline._dispatcher.watch_events._remaining_steps = 1
     world.manager.pending_grants["held"] = {X: None}
     client.lock("starts an event that waits")
     client.send("inspect", resource="held")

@@ -78,7 +78,7 @@ def test_a_client_that_reads_nothing_is_closed_and_a_slow_one_is_not() -> None:
         for _ in range(10):
             await asyncio.sleep(unread_output.MAX_STALL_S / 2)
             slow.unread_bytes -= 1
-        assert stalled.reason == "nothing was read for 30 s"
+        assert stalled.reason == "the client has read nothing for 30 s"
         assert not slow.reason
         await asyncio.sleep(3 * unread_output.MAX_STALL_S)
         assert slow.reason
