@@ -148,7 +148,6 @@ class Server:
             self.manager, self.store, Limits(max_requests_per_connection=40, max_queue=8), Stats(), lambda: self.now,
             self.failures.append, lease_s=LONG_S, store_timeout_s=LONG_S, recorder=self.recorder,
         )  # fmt: skip
-        self.recovery = self.pipeline.recover([])
         self.ids = [1_000]
         self.acknowledged: set[int] = set()
         """Ids of the requests whose grants a client was told."""
@@ -261,6 +260,15 @@ class Server:
             if isinstance(self.store, SlowStore) and random.random() < 0.5:
                 self.store.acknowledge()
 
+    async def recover(self) -> None:
+        """Recover, also if that takes so long that changes are stored meanwhile."""
+        recovery = asyncio.create_task(self.pipeline.recover([]))
+        while not recovery.done():
+            await asyncio.sleep(0)
+            if isinstance(self.store, SlowStore):
+                self.store.acknowledge()
+        await recovery
+
     async def finish(self) -> None:
         """Execute and store everything that was sent."""
         while self.pipeline._scheduler or self.pipeline._scheduled or self.pipeline._commits.in_flight:
@@ -286,7 +294,7 @@ async def test_the_lines_that_clients_send_are_read_as_what_the_lock_manager_did
     monkeypatch.setattr("genie.history.recorder.JOINED_LINES", random.choice([1, 32]))
     redacted = ("secret/", "t2") if seed % 3 == 0 else ()
     server = Server(tmp_path, random, is_durable=seed % 4 != 0, redacted=redacted)
-    await server.recovery
+    await server.recover()
     await server.run(120)
     await server.finish()
     server.stop()
@@ -305,7 +313,7 @@ async def test_the_lines_that_clients_send_are_read_as_what_the_lock_manager_did
 
 async def test_a_request_is_recorded_with_the_note_of_its_session(tmp_path: Path) -> None:
     server = Server(tmp_path, Random(0), is_durable=False, redacted=())  # noqa: S311 - not a secret
-    await server.recovery
+    await server.recover()
     connections = []
     for hello in (b'{"note":"worker 1"}', b'{"note":"worker 2","session":"0123456789abcdef"}', b"{}"):
         connection = Connection(server.pipeline, Limits(), server.admission)
@@ -333,7 +341,7 @@ async def test_a_request_is_recorded_with_the_note_of_its_session(tmp_path: Path
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_clients_know_is_recorded_if_the_leadership_is_lost(tmp_path: Path, seed: int) -> None:
     server = Server(tmp_path, Random(seed), is_durable=True, redacted=())  # noqa: S311 - not a secret
-    await server.recovery
+    await server.recover()
     await server.run(100)
     assert isinstance(server.store, SlowStore)
     server.connect()
@@ -356,7 +364,7 @@ async def test_what_clients_know_is_recorded_if_the_leadership_is_lost(tmp_path:
 async def test_a_file_that_ends_anywhere_has_what_happened_before(tmp_path: Path, seed: int) -> None:
     random = Random(seed)  # noqa: S311 - not a secret
     server = Server(tmp_path, random, is_durable=False, redacted=())
-    await server.recovery
+    await server.recover()
     await server.run(50)
     server.stop()
     whole = events_of(tmp_path / "recorded")
