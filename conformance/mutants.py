@@ -99,7 +99,7 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "a part of a line is dropped",
         "protocol/framing.py",
-        "        self.partial += rest\n        return lines",
+        "        self.partial += incomplete\n        return lines",
         "        return lines",
         source="4",
     ),
@@ -502,7 +502,7 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "an incomplete line is dropped",
         "protocol/framing.py",
-        "        self.partial += rest\n        return lines",
+        "        self.partial += incomplete\n        return lines",
         "        return lines",
         source="Transport",
     ),

@@ -19,15 +19,15 @@ def loads(line: bytes) -> Any:
 
 
 def malformed_reason(error: Exception) -> str | None:
-    """Return why msgspec takes JSON for malformed, with the position. Return None for its other errors."""
+    """Return the text of an error of msgspec for malformed JSON, with the position. Return None for other errors."""
     reason = str(error)
     return reason.removeprefix(_MALFORMED) if reason.startswith(_MALFORMED) else None
 
 
 def explain_malformed(line: bytes, error: ValueError) -> str:
-    """Return why a line that `loads` rejects with `error` is not strict JSON.
+    """Return why a line is not strict JSON, after `loads` has rejected it with `error`.
 
-    If possible, the text is that of msgspec, as for a line that a typed decoder rejects.
+    If possible, return the text of msgspec, as for a line that a typed decoder rejects.
     """
     try:
         msgspec.json.decode(line)

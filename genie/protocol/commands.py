@@ -42,7 +42,7 @@ from genie.protocol.wire_types import (
 HTTP_REQUEST = re.compile(
     rb"(?:GET|POST|PUT|HEAD|DELETE|OPTIONS|PATCH|CONNECT|TRACE) |[!#$%&'*+.^_`|~0-9A-Z-]+ .*HTTP/[0-9]", re.IGNORECASE
 )
-"""The first line of an HTTP request: any method, in any case. No command begins like this."""
+"""The beginning of an HTTP request, with any method in any case. No command begins like this."""
 
 
 # -- Commands that the server executes without the lock manager ----------------------
@@ -121,9 +121,9 @@ class Unwatch:
 
 @dataclass(slots=True)
 class LargeRequest:
-    """A request with many names or subtrees, or with texts that are not short (`size.is_large`): the server must measure it.
+    """A request with many names, with subtrees, or with long texts (`size.is_large`), whose size the server must compute.
 
-    The decoder makes it, so that the server need not check each request.
+    The decoder marks such requests, so that the server need not check each request.
     """
 
     request: Request
@@ -155,18 +155,20 @@ _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Value
 
 
 class _NeedsLongDecoding(Exception):
-    """A request must be decoded as a long one: a text takes many bytes although it has few characters, or a name is a subtree."""
+    """A request must be decoded again as a long one.
+
+    A text takes many bytes although it has few characters, or a name is a subtree.
+    """
 
 
 def read(line: bytes) -> WireCommand:
     """Decode one line, given without its line end.
 
-    The typed decoders alone decide which lines are valid. Nearly all requests have short texts, and are decoded as such. Other
-    lines are decoded a second time, so that the usual line needs no checks of its lengths.
-
     Raises:
         RequestRejected: the line is invalid; the message explains why.
     """
+    # The typed decoders alone decide which lines are valid. The first one accepts only requests with short texts, as nearly all
+    # are. Other lines are decoded a second time. So the usual line needs no checks of its lengths.
     try:
         decoded = _decode_short(line)
         payload = decoded.payload
@@ -186,7 +188,7 @@ def read(line: bytes) -> WireCommand:
 
 
 def read_long(line: bytes) -> WireCommand:
-    """Decode a line that may be long, as `read` does. Nearly all lines are short: `read` does not count the values of a valid one.
+    """Decode a line like `read`, but first count its values, because the line may be long.
 
     Raises:
         RequestRejected: the line is invalid, or has too many values.
@@ -198,10 +200,7 @@ def read_long(line: bytes) -> WireCommand:
 
 
 def _read_again(line: bytes) -> WireCommand:
-    """Decode a line that is not a valid line with short texts.
-
-    `diagnostics.explain`, which is slow, decodes an invalid line once more to find the error message.
-    """
+    """Decode a line that the decoder for short texts did not accept. Raises RequestRejected if the line is invalid."""
     if diagnostics.has_too_many_values(line):
         raise diagnostics.too_many_values()
     try:
@@ -209,9 +208,9 @@ def _read_again(line: bytes) -> WireCommand:
     except _DECODE_ERRORS:
         pass
     try:
-        # The last value of a duplicate key counts, so the earlier values may be invalid.
+        # Only the last value of a duplicate key counts. Decode again without the earlier values, which may be invalid.
         return _build_command(_decode(codec.dumps(codec.loads(line))))
-    except (*_DECODE_ERRORS, codec.EncodeError) as error:  # 255 to 1,024 levels can be decoded and not encoded again
+    except (*_DECODE_ERRORS, codec.EncodeError) as error:  # 255 to 1,024 levels can be decoded, but not encoded again
         rejection = diagnostics.explain(line) or RequestRejected(Code.BAD_REQUEST, str(error))
     try:
         raise rejection
@@ -224,7 +223,7 @@ def _build_command(line: Line) -> WireCommand:
     """Build the command for a decoded line, and wrap it in `Namespaced` if its payload names a namespace."""
     payload = line.payload
     command: Any = _BUILDERS[type(line)](payload)
-    # `Hello` carries its namespace itself; some types of payloads have no namespace.
+    # A `Hello` contains its namespace itself. Some types of payloads have no namespace.
     namespace = None if payload is None or type(line) is HelloLine else getattr(payload, "namespace", None)
     return command if namespace is None else Namespaced(namespace, command)
 
@@ -232,8 +231,8 @@ def _build_command(line: Line) -> WireCommand:
 def _build_request(payload: RequestPayload, long_names: Names | None = None) -> Request | Take:
     """Return a `Request` if the payload has `resources`. Otherwise return a `Take`, which chooses from `anyOf`.
 
-    `long_names` are the names of a request that was decoded as a long one. Without them, raises `_NeedsLongDecoding` if a text
-    takes many bytes, or if a name is a subtree. Raises ValueError for invalid input that decoding cannot detect, such as
+    If the request was decoded as a long one, `long_names` are its names. Otherwise raises `_NeedsLongDecoding` if a text
+    takes many bytes, or if a name is a subtree. Raises ValueError for invalid input that the decoder cannot detect, such as
     `resources` together with `anyOf`.
     """
     resources = payload.resources
@@ -241,9 +240,10 @@ def _build_request(payload: RequestPayload, long_names: Names | None = None) -> 
         return _build_take(payload)
     if payload.anyOf is not None or payload.weights is not None or payload.target is not None:
         raise ValueError("resources and anyOf are mutually exclusive")
-    shared, exclusive, units = (_single_resource_cache.get(resources[0]) if len(resources) == 1 else None) or (
-        _split_and_cache(resources) if long_names is None else long_names
-    )
+    names = _single_resource_cache.get(resources[0]) if len(resources) == 1 else None
+    if names is None:
+        names = _split_and_cache(resources) if long_names is None else long_names
+    shared, exclusive, units = names
     name, queue_timeout, transaction_timeout = payload.transactionName, payload.queueTimeout, payload.transactionTimeout
     if name is not None:
         check_name(name)
@@ -282,9 +282,9 @@ def _check_short(text: str) -> None:
 
 
 def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Take:
-    """Return the command of a `request` that may take much memory, or names a subtree: then it is a `LargeRequest`.
+    """Return the command of a `request` that was decoded as a long one: a `LargeRequest` if it is large.
 
-    Raises ValueError.
+    Raises ValueError for invalid input that the decoder cannot detect.
     """
     if payload.resources is None:
         return _build_request(payload)
@@ -297,7 +297,7 @@ def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Tak
 
 
 def _build_take(payload: RequestPayload) -> Take:
-    """Return the command of a `request` with `anyOf`. Raises ValueError for invalid input that decoding cannot detect."""
+    """Return the command of a `request` with `anyOf`. Raises ValueError for invalid input that the decoder cannot detect."""
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target must be given together")
@@ -319,13 +319,13 @@ def _build_take(payload: RequestPayload) -> Take:
     )
     try:
         choices, units = parse_choices(any_of)
-    except ValueError as error:  # the only error, so `explain` need not parse thousands of choices again to find it
+    except ValueError as error:  # no other field is invalid: so `explain` need not parse thousands of choices again
         raise diagnostics.invalid_choices(error, payload.ref) from None
     return Take(request, choices, weights, int(target), units, as_strings=type(target) is str)
 
 
 def _digest_choices(any_of: list[str], weights: list[int], target: int) -> str:
-    """Return a digest of the choices of a request. A retry has the same digest."""
+    """Return a digest of the choices of a request, by which a retry is recognized."""
     return blake2b(repr((any_of, weights, target)).encode(), digest_size=16).hexdigest()
 
 
@@ -388,17 +388,17 @@ _UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
     """Decode a line that may be a `hello`. Return None if the line is another command.
 
-    An invalid `hello` returns its error. So does an invalid line that contains the word `hello`: the
-    client may have tried to start a session, on which later lines depend.
+    Return the error of an invalid `hello`, and of any invalid line that contains the word `hello`: the client may have tried to
+    start a session, on which later lines depend.
     """
     contains_hello = b"hello" in line.lower()
-    if not contains_hello and b"\\u" not in line:  # JSON may contain escapes in the word `hello`
+    if not contains_hello and b"\\u" not in line:  # with `\u`, JSON can encode the word `hello` in another way
         return None
     try:
         command = read_long(line)
     except RequestRejected as rejection:
         may_be_hello = (contains_hello and rejection.code in _UNRECOGNIZED) or diagnostics.is_hello(line)
-        # A copy: the frames of the traceback have the line, of up to a MiB, and the frame of the caller has the error.
+        # A copy without the traceback, whose frames refer to the line of up to a MiB, and to the error itself.
         return copy_of(rejection) if may_be_hello else None
     if type(command) is not Hello:
         return None
@@ -411,16 +411,15 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
 MAX_CACHED_RESOURCES = 10_000
 
 _single_resource_cache: dict[str, Names] = {}
-"""The names of requests for one resource that is not a subtree (measured), since services lock the same names
-repeatedly. A cached name is the same string object each time: it is compared by identity, hashed
-once, and stored once for any number of waiters."""
+"""The names of requests for one resource, by resource, without subtrees. Services lock the same names repeatedly. A cached name is
+the same string object each time: it is compared by identity, hashed once, and stored once for any number of waiters."""
 
 
 def _split_and_cache(resources: list[str]) -> Names:
     """Return the names of a request by mode. If it names one resource, cache the result.
 
-    Raises `_NeedsLongDecoding` if a name takes many bytes, or is a subtree. ASCII names need no check of their bytes, because
-    the decoder has limited their characters.
+    Raises `_NeedsLongDecoding` if a name takes many bytes, or is a subtree. The decoder has limited the characters of each name, so
+    only names that are not ASCII may take many bytes.
     """
     if len(resources) != 1:
         names = split_by_mode(resources)
@@ -431,14 +430,18 @@ def _split_and_cache(resources: list[str]) -> Names:
             if not is_ascii:
                 _check_short(name)
         return names
-    # Optimized: a large service locks a million names, of which the cache holds one in 100, so nearly all requests are read here.
+    # Optimized: if a large service locks a million names, the cache has one in 100 of them, so nearly all requests take this path.
     mode, name, units = parse_resource(resources[0])
     if name[-2:] == "**" and is_subtree(name):  # the comparison takes less time than the call
         raise _NeedsLongDecoding
     if not name.isascii():
         _check_short(name)
-    plain = ((), (name,), None) if mode == X else ((name,), (), None)
-    names = plain if units is None else ((), (), {name: units})
+    if units is not None:
+        names = ((), (), {name: units})
+    elif mode == X:
+        names = ((), (name,), None)
+    else:
+        names = ((name,), (), None)
     if len(_single_resource_cache) >= MAX_CACHED_RESOURCES:
         _single_resource_cache.clear()
     _single_resource_cache[resources[0]] = names
@@ -460,7 +463,7 @@ _BUILDERS: dict[type, Any] = {
 
 
 def copy_of(rejection: RequestRejected) -> RequestRejected:
-    """Return the same error without a traceback. To keep an error that was raised would make a cycle of it and of frames."""
+    """Return the same error without its traceback. A kept traceback would make a reference cycle of the error and its frames."""
     return RequestRejected(rejection.code, rejection.message, ref=rejection.ref, id=rejection.id)
 
 

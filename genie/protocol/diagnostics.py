@@ -1,8 +1,8 @@
 """Finds the error message for a line that the typed decoder of `commands.py` has rejected.
 
-Each type of field has a check: a function that returns the requirement that a value violates. The
-result is a `RequestRejected` that names the invalid field. It contains the `ref` of the command, and
-for `release` and `extend` the `id`, if these are valid themselves.
+Each type of field has a check: a function that returns the requirement that a value violates. The result is a `RequestRejected`,
+whose message names the invalid field. It contains the `ref` of the command if the `ref` is valid, and for `release` and `extend` the
+`id` if the `id` is valid.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ WEIGHTS_RULE: Final = f"must be a list, with {_WEIGHT} for each of anyOf"
 
 
 def _require(rule: str, is_valid: Callable[[Any], bool]) -> Check:
-    """Return the check that states `rule` for each value that is not valid."""
+    """Return a check that returns `rule` for each value that is not valid."""
     return lambda value: None if is_valid(value) else rule
 
 
@@ -83,7 +83,7 @@ def _number_check(low: float, high: float) -> Check:
 
 
 def _error_of(read: Callable[[Any], object], prefix: str = "is invalid: ") -> Check:
-    """Return the check that states the ValueError with which `read` rejects a value."""
+    """Return a check that calls `read(value)`, and returns the text of its ValueError after `prefix`."""
 
     def check(value: Any) -> str | None:
         try:
@@ -96,7 +96,7 @@ def _error_of(read: Callable[[Any], object], prefix: str = "is invalid: ") -> Ch
 
 
 def _first_of(*checks: Check) -> Check:
-    """Return the check that states the first requirement which a value violates."""
+    """Return a check that returns the first requirement which a value violates, in the order of `checks`."""
     return lambda value: next((error for check in checks if (error := check(value)) is not None), None)
 
 
@@ -141,7 +141,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def check_weights(weights: list[int | str]) -> None:
-    """Raise ValueError if a string is not a decimal number. Their lengths are checked already."""
+    """Raise ValueError if a weight is a string, but not a decimal number. The lengths of the strings must be checked already."""
     texts = [weight for weight in weights if type(weight) is str]
     digits = "".join(texts)
     if digits and not (digits.isascii() and digits.isdecimal() and all(text and text[0] != "0" for text in texts)):
@@ -149,13 +149,15 @@ def check_weights(weights: list[int | str]) -> None:
 
 
 def _prefix_error(value: Any) -> str | None:
-    """Return the error in a prefix of names, or None. Unlike a name, a prefix may be empty."""
-    error = None if value == "" else _name_error(value)
-    return error and error.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
+    """Return the requirement that a prefix of names violates, or None. Unlike a name, a prefix may be empty."""
+    if value == "":
+        return None
+    error = _name_error(value)
+    return None if error is None else error.replace(f"1 to {MAX_NAME}", f"at most {MAX_NAME}")
 
 
 def _check_text(value: Any, max_length: int) -> None:
-    """Raise ValueError unless `value` is a non-empty string of at most `max_length` characters, none a control character."""
+    """Raise ValueError unless `value` is a string of 1 to `max_length` characters without control characters."""
     if type(value) is not str or not 0 < len(value) <= max_length:
         raise ValueError(f"must be a string of 1 to {max_length} characters")
     if not value.isprintable() and CONTROL_CHARACTERS.search(value):
@@ -254,7 +256,7 @@ def too_many_values() -> RequestRejected:
 
 
 def invalid_choices(error: ValueError, ref: str | None) -> RequestRejected:
-    """Return the error for a `request` of which only `anyOf` is invalid: `error` is that of `parse_choices`."""
+    """Return the error for a `request` whose `anyOf` `parse_choices` has rejected with `error`."""
     reason = f"request: anyOf is invalid: {str(error).removeprefix('a name ')}"
     return RequestRejected(Code.BAD_REQUEST, reason, ref=ref)
 
@@ -263,27 +265,31 @@ _KEY: Final = re.compile(rb'"[ \t\r\n]*:')
 
 
 def has_too_many_values(line: bytes) -> bool:
-    """Return whether a line has more than `MAX_VALUES` values, or is long and has more than `MAX_KEYS` keys. They would take tenths
-    of a second to decode and to free.
+    """Return whether a line of more than `MAX_VALUES` bytes has more than `MAX_VALUES` values or `MAX_KEYS` keys.
 
-    Counts separators and keys: first all of them, which is fast, and if there are many, the strings and what is outside strings.
+    They would take tenths of a second to decode and to free.
     """
+    # First count the separators and keys in the whole line, which is fast. Only if there are many, exclude those inside strings.
     if len(line) <= MAX_VALUES or (_count_separators(line) <= MAX_VALUES and len(_KEY.findall(line)) <= MAX_KEYS):
         return False
-    parts = line.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-    outside = b"".join(parts[::2])
-    return len(parts) > 2 * MAX_VALUES or _count_separators(outside) > MAX_VALUES or outside.count(b":") > MAX_KEYS
+    parts = line.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')  # every second part is a string
+    outside_strings = b"".join(parts[::2])
+    return (
+        len(parts) > 2 * MAX_VALUES
+        or _count_separators(outside_strings) > MAX_VALUES
+        or outside_strings.count(b":") > MAX_KEYS
+    )
 
 
 def _count_separators(text: bytes) -> int:
+    """Return the number of commas and opening brackets, which is about the number of values."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def explain(line: bytes) -> RequestRejected | None:
-    """Return the error for a line that the typed decoder rejected, or None if the line is valid after all.
+    """Return the error for a line that the typed decoder rejected, or None if the line is valid.
 
-    Only the last value of a duplicate key counts, but the typed decoder checks every value. So it may
-    reject a valid line.
+    The typed decoder may reject a valid line: it checks every value of a duplicate key, of which only the last one counts.
     """
     found = read_envelope(line)
     if isinstance(found, RequestRejected):
@@ -295,7 +301,10 @@ def explain(line: bytes) -> RequestRejected | None:
 
 
 class Envelope(NamedTuple):
-    """A line whose command is known. The fields of the payload are not checked, except `ref`, and `id` if errors contain it."""
+    """A decoded line with a known command, whose payload is not checked yet.
+
+    `ref` and `id` are those of the payload if they are valid. `id` is None for commands whose errors do not contain it.
+    """
 
     command: str
     payload: dict[str, Any]
@@ -304,7 +313,7 @@ class Envelope(NamedTuple):
 
 
 def read_envelope(line: bytes) -> Envelope | RequestRejected:
-    """Decode a line, without its names, in time that does not depend on them. Return its error if its command is unknown."""
+    """Decode a line without checking its payload. Return its error if it is malformed, or if its command is unknown."""
     if has_too_many_values(line):
         return too_many_values()
     try:
@@ -319,7 +328,7 @@ def read_envelope(line: bytes) -> Envelope | RequestRejected:
 
 
 def _envelope_of(message: dict[str, Any], command: str, payload: Any) -> Envelope | RequestRejected:
-    """Return a decoded line, given with its command and payload, or its error."""
+    """Return the envelope of a decoded line, of which `command` and `payload` are parts, or its error."""
     ref = payload.get("ref") if type(payload) is dict else None
     ref = ref if _ref_error(ref) is None else None
     if command not in FIELD_CHECKS:
@@ -341,12 +350,12 @@ def _envelope_of(message: dict[str, Any], command: str, payload: Any) -> Envelop
 
 
 def is_hello(line: bytes) -> bool:
-    """Return whether a line is a `hello`, valid or not."""
+    """Return whether the command of a line is `hello`. Its payload may be invalid."""
     return _decode_hello(line) is not None
 
 
 def _decode_hello(line: bytes) -> dict[str, Any] | None:
-    """Return the decoded line if it is JSON and its command is `hello`, valid or not; otherwise None."""
+    """Return the decoded line if its command is `hello`, else None. The payload of the `hello` may be invalid."""
     if has_too_many_values(line):
         return None
     try:
@@ -357,7 +366,7 @@ def _decode_hello(line: bytes) -> dict[str, Any] | None:
 
 
 def hello_token(line: bytes) -> str | None:
-    """Return the token of a `hello`, even if other fields are invalid. None if there is no valid token."""
+    """Return the token of a `hello`, even if other fields are invalid. Return None if there is no valid token."""
     message = _decode_hello(line)
     if message is None or type(message.get("payload")) is not dict:
         return None
@@ -392,14 +401,14 @@ def _unknown_field_error(name: str, known: Iterable[str]) -> str:
 
 
 def _release_combination_error(payload: Mapping[str, Any]) -> str | None:
-    """Return the error if a `release` identifies no request, or None."""
+    """Return an error if a `release` has neither `id` nor `ref`, else None."""
     if payload.keys() & {"id", "ref"}:
         return None
     return "id is missing: give the id of a request, or the ref of a request of this session"
 
 
 def _request_combination_error(payload: Mapping[str, Any]) -> str | None:
-    """Return the error in the combination of the fields of a `request`, each of which is valid by itself, or None."""
+    """Return an error if the fields of a `request`, which are valid one by one, cannot be combined. Otherwise return None."""
     any_of, weights = payload.get("anyOf"), payload.get("weights")
     if any_of is None:
         for name in ("weights", "target"):
@@ -419,7 +428,7 @@ COMBINATION_CHECKS: Final[Mapping[str, Callable[[Mapping[str, Any]], str | None]
     "release": _release_combination_error,
     "request": _request_combination_error,
 }
-"""The checks of the fields of a command together, after each field was checked by itself."""
+"""The checks of the combination of fields of a command, after each field was checked."""
 
 
 def _is_deeper_than(value: object, depth: int) -> bool:

@@ -9,25 +9,24 @@ MAX_LINE_BYTES = 1 << 20
 
 
 SPLIT_BYTES = 8 << 10
-"""Input of more than this many bytes is split in parts of about this size, and each part only when its lines are executed.
-Splitting 256 KiB of short lines at once would delay other connections for too long."""
+"""Larger input is split into lines in parts of about this size. Each part is split when its lines are executed. Splitting 256 KiB of
+short lines at once would delay other connections for too long."""
 
 LONG_LINE_BYTES = 32 << 10
-"""Length beyond which a line is a slow command, because it may have thousands of names. Requests of 1,024 usual names are
-shorter."""
+"""A line of more bytes is a slow command, because it may have thousands of names. A request of 1,024 usual names is shorter."""
 
 MIN_COMMAND_BYTES = 16
 """Approximate number of bytes in the shortest valid command."""
 
 MAX_SHORT_LINES = 64
-"""Maximum number of lines that are split at once if they are shorter than commands. A line of 2 bytes takes 56 bytes as an object."""
+"""Maximum number of lines that are split at once if they are shorter than commands: an object for a line of 2 bytes takes 56 bytes."""
 
 MAX_PART_LINES = SPLIT_BYTES // MIN_COMMAND_BYTES
-"""Maximum number of lines in one part of input that is split in parts."""
+"""Maximum number of lines in one part of `UnsplitLines`."""
 
 
 class LineTooLong(Exception):
-    """A line exceeded the limit. `lines` are the complete lines before it; the rest of the stream can't be read."""
+    """A line exceeds the limit, so the rest of the stream cannot be read. `lines` are the complete lines before it."""
 
     def __init__(self, lines: list[bytes]) -> None:
         super().__init__("line too long")
@@ -77,22 +76,25 @@ class UnsplitLines:
             self._part = iter(self.split_next())
 
     def split_next(self) -> list[bytes]:
-        """Split and return the next lines: at most `SPLIT_BYTES` and `MAX_PART_LINES`, or one longer line."""
+        """Split and return the next lines: at most `MAX_PART_LINES` and `SPLIT_BYTES`, or a single line that is longer."""
         data, start = self._data, self._start
         end = data.rfind(b"\n", start, start + SPLIT_BYTES)
         if end < 0:  # one line is longer than a part
             end = data.index(b"\n", start + SPLIT_BYTES)
         lines = data[start:end].split(b"\n", MAX_PART_LINES)
-        if len(lines) > MAX_PART_LINES:  # the last one contains all others
+        if len(lines) > MAX_PART_LINES:  # the last item is the rest, which is not split
             end -= len(lines.pop()) + 1
         self._start = end + 1
         return lines
 
 
 def without_blank(lines: list[bytes]) -> list[bytes] | UnsplitLines:
-    """Return the lines that are not blank, of lines that are shorter than commands on average. Many are joined again."""
-    found = list(filter(None, lines))
-    return UnsplitLines(b"\n".join(found) + b"\n") if len(found) > MAX_SHORT_LINES else found
+    """Return the lines that are not blank. More than `MAX_SHORT_LINES` are joined again, to be split later.
+
+    For lines that are shorter than commands on average, which take much memory as objects.
+    """
+    not_blank = list(filter(None, lines))
+    return UnsplitLines(b"\n".join(not_blank) + b"\n") if len(not_blank) > MAX_SHORT_LINES else not_blank
 
 
 class LineReader:
@@ -116,26 +118,26 @@ class LineReader:
         the limit.
         """
         if len(data) > SPLIT_BYTES and len(self.partial) + len(data) <= self._limit:  # large input: split it later
-            end = data.rfind(b"\n") + 1
-            if not end:
+            end_of_lines = data.rfind(b"\n") + 1
+            if not end_of_lines:
                 self.partial += data
                 return []
-            complete = bytes(self.partial) + data[:end]
-            self.partial = bytearray(data[end:])
-            return UnsplitLines(complete)
+            complete_lines = bytes(self.partial) + data[:end_of_lines]
+            self.partial = bytearray(data[end_of_lines:])
+            return UnsplitLines(complete_lines)
         lines = data.split(b"\n")
-        rest = lines.pop()
-        if not rest and not self.partial and len(data) <= self._limit:
+        incomplete = lines.pop()
+        if not incomplete and not self.partial and len(data) <= self._limit:
             return lines  # only complete lines: the usual case
-        size = len(self.partial) + len(data)
+        buffered_bytes = len(self.partial) + len(data)
         if lines and self.partial:
             lines[0] = bytes(self.partial) + lines[0]
             self.partial.clear()
-        if size > self._limit:
-            for number, line in enumerate(lines):
+        if buffered_bytes > self._limit:  # only then a line can be too long
+            for index, line in enumerate(lines):
                 if len(line) - line.endswith(b"\r") > self._limit:
-                    raise LineTooLong(lines[:number])
-            if len(self.partial) + len(rest) > self._limit + 1:  # the extra byte may be the CR of the line end
+                    raise LineTooLong(lines[:index])
+            if len(self.partial) + len(incomplete) > self._limit + 1:  # the extra byte may be the CR of the line end
                 raise LineTooLong(lines)
-        self.partial += rest
+        self.partial += incomplete
         return lines

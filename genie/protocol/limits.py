@@ -21,14 +21,14 @@ NAMESPACE_PATTERN: Final = "[A-Za-z0-9_.:-]+"
 MAX_ID: Final = 2**53 - 1
 MAX_WEIGHT: Final = 2**63 - 1
 MAX_DIGITS: Final = 78
-"""Maximum digits of a weight or target that is sent as a string: enough for 256 bits."""
+"""Maximum number of digits of a weight or target that is sent as a string: enough for 256 bits."""
 DECIMAL_PATTERN: Final = "[1-9][0-9]*"
 MAX_ROWS: Final = 1_000
 MAX_VALUES: Final = 32_768
-"""Maximum number of JSON values in a line that is not a valid command with few and short texts. A valid command has at most
-20,015."""
+"""Maximum number of JSON values in a line. A valid command with few and short texts is not checked. Any valid command has at most
+20,015 values."""
 MAX_KEYS: Final = 1_000
-"""Maximum number of keys in a line of more than `MAX_VALUES` bytes. A command has at most 15, but may repeat a key, and a number that
-is nearly 0 takes 7 µs to decode."""
+"""Maximum number of keys in a line of more than `MAX_VALUES` bytes. A command has at most 15 different keys, but may repeat them. The
+value of each key is decoded, and a number that is nearly 0 takes 7 µs."""
 MAX_DEPTH: Final = 16
 """Maximum nesting of JSON objects and lists. No message needs more than three levels."""

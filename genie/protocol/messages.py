@@ -16,9 +16,9 @@ from genie.protocol import codec, limits
 
 Id = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
 UnixTime = Annotated[int, Meta(ge=-limits.MAX_ID, le=limits.MAX_ID)]
-"""A time in ms. It can be converted to seconds, unlike an integer with 400 digits."""
+"""A Unix time in ms. The bounds permit the conversion to seconds, which would fail for an integer with 400 digits."""
 WeightSum = Annotated[str, Meta(pattern="^[0-9]{1,100}$")]
-"""A sum of weights as decimal digits: at most as many weights of 78 digits as a request may have names."""
+"""A sum of weights as decimal digits. 100 digits suffice for the sum of all weights of a request."""
 
 
 class BlockerRow(Struct, gc=False):
@@ -36,7 +36,7 @@ class BlockerRow(Struct, gc=False):
     of: int | None = None
 
     def to_blocker(self) -> Blocker:
-        """Return the blocker in the form that exceptions of the client contain: times in seconds."""
+        """Return the blocker as exceptions of the client contain it, with its time in seconds."""
         return Blocker(
             self.id,
             self.resource,
@@ -82,7 +82,7 @@ class Queued(Struct, tag="queued", tag_field="command", gc=False):
 
 
 class Locked(Struct, tag="locked", tag_field="command", gc=False):
-    """A request is granted. If it is sent again, with `expiresIn`, the ms until the lock expires.
+    """A request is granted. If the message is sent again, `expiresIn` is the time until the lock expires, in ms.
 
     `resources` are the names that a request with `anyOf` acquired. `blockers` are the first requests for which a request with
     `traceparent` had to wait.
@@ -275,7 +275,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 def read(line: bytes) -> Message | None:
-    """Decode one line, without its line end; None for a message that this version does not know.
+    """Decode one line, given without its line end. Return None for a message that this version does not know.
 
     Raises:
         ValueError: the line is not a valid message.
@@ -302,4 +302,5 @@ def command(name: str, **payload: Any) -> bytes:
 def with_ref(line: bytes, ref: str) -> bytes:
     """Add a `ref` to an encoded command that has none. The `ref` may have letters, digits, `-` and `_`."""
     head = line[:-3]  # without `}}` and the line end
-    return b'%b%b"ref":"%b"}}\n' % (head, b"" if head.endswith(b"{") else b",", ref.encode())
+    separator = b"" if head.endswith(b"{") else b","
+    return b'%b%b"ref":"%b"}}\n' % (head, separator, ref.encode())

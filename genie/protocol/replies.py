@@ -32,22 +32,22 @@ FEATURES = (
 )
 """Optional features that `welcome` lists: commands and fields that the original specification does not contain."""
 PING_INTERVAL_MS = 2_000
-"""Interval recommended to clients: a client that waits for a message, and has received none for this
-long, sends `ping`."""
+"""Interval that `welcome` recommends to clients: a client that waits for a message, and has received none for this time, sends
+`ping`."""
 MAX_INSPECTED_BYTES = 256 << 10
 """Maximum bytes of the rows in one `inspected`."""
 MAX_ROW_RESOURCES = 10
 """Maximum resources listed in one row of `inspected`; `resourcesTotal` counts all resources."""
 MAX_READ_NAMES = 20_000
-"""Maximum number of names that one `inspected` compares with the prefixes of the principal. After that, only
-`MAX_ROW_RESOURCES` names of each row are compared: a request with `anyOf` may have 10,000."""
+"""Maximum number of names that one `inspected` compares with the prefixes of the principal: a request with `anyOf` may have 10,000.
+Beyond it, only `MAX_ROW_RESOURCES` names of each further row are compared."""
 
 IsVisible = Callable[[str], bool]
 """Returns True if a client may see the resource with this name."""
 
 
 def _encoded_ref(ref: str | None) -> bytes:
-    """Return `ref` encoded as the last field of a payload; empty if `ref` is None."""
+    """Return `ref` encoded as the last field of a payload, with its comma. Return b"" for None."""
     return b"" if ref is None else b',"ref":' + codec.dumps(ref)
 
 
@@ -104,7 +104,7 @@ def locked_after_wait(request: Request, blockers: Iterable[Blocker], blockers_to
 
 
 def taken(request: Request) -> bytes:
-    """Encode `locked` for a request that was granted apart from others; with `anyOf`, with the resources that it acquired."""
+    """Encode `locked` for a request with `anyOf`, units or subtrees. With `anyOf`, it lists the acquired resources."""
     if request.context.choice_digest is None:
         return locked(request)
     payload = {"id": request.id, "fence": request.fence, "resources": request.names()}
@@ -112,10 +112,9 @@ def taken(request: Request) -> bytes:
 
 
 def locked_again(request: Request, now: float) -> bytes:
-    """Encode `locked` for a lock that is already held, with the time until the lock expires.
+    """Encode `locked` for a lock that is already held, with the time until it expires. With `anyOf`, list the acquired resources.
 
-    `now` is the lock manager's time in ms. For a request with `anyOf`, the reply lists the acquired
-    resources.
+    `now` is the lock manager's time in ms.
     """
     remaining_ms = expires_in_ms(request, now)
     if request.context.choice_digest is not None:
@@ -158,8 +157,8 @@ lengths, 100 take 600 KB."""
 def released(event: Released, now: float, ref: str | None, is_visible: IsVisible | None = None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
-    `ref` is the `ref` of the ended request; in the reply to a `release`, it is the `ref` of the
-    `release`. With `is_visible`, the steps of a cycle on other resources have no note and no trace.
+    `ref` is the `ref` of the ended request, or in the reply to a `release` the `ref` of the `release`. With `is_visible`, a step
+    of a cycle has a note and a trace only if its resource is visible.
     """
     request = event.request
     if event.reason is SUCCESS:
@@ -210,8 +209,7 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
 def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None = None, ref: str | None = None) -> bytes:
     """Encode the reply to `inspect`. `now` is the lock manager's time in ms.
 
-    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `is_visible`, a resource is named only if it is
-    visible; all other resources are only counted.
+    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `is_visible`, only visible resources are named. The others are only counted.
     """
     remaining_bytes, remaining_names = MAX_INSPECTED_BYTES, MAX_READ_NAMES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
@@ -220,8 +218,8 @@ def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None =
         (("queue", row) for row in inspection.queue),
     )
     for field, row in rows:
-        resources, read = _visible_resources(row.request, is_visible, max(remaining_names, MAX_ROW_RESOURCES))
-        remaining_names -= read
+        resources, read_count = _visible_resources(row.request, is_visible, max(remaining_names, MAX_ROW_RESOURCES))
+        remaining_names -= read_count
         encoded_row = codec.dumps(_row_fields(row, now, is_visible, resources))
         remaining_bytes -= len(encoded_row)
         if remaining_bytes < 0:
@@ -240,7 +238,7 @@ def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None =
 
 
 def watching(prefix: str, rows: list[bytes], truncated: bool, ref: str | None) -> bytes:
-    """Encode the reply to `watch`. `rows` are encoded by `watching_row`; `truncated`: rows were omitted."""
+    """Encode the reply to `watch`. `rows` are results of `watching_row`. `truncated` is true if rows are missing."""
     held = codec.Fragment(b"[%b]" % b",".join(rows))
     return message("watching", {"prefix": prefix, "held": held, "truncated": truncated}, ref)
 
@@ -256,7 +254,7 @@ MODE_NAMES: Final = (b"shared", b"exclusive", b"units")
 
 def watching_row(request: Request, resource: str, mode: QueueMode) -> bytes:
     """Encode one row of `watching`: a held lock on one resource."""
-    # Formatting takes half the time, and a reply has up to 10,000 rows.
+    # Formatting takes half the time of the JSON encoder, and a reply has up to 10,000 rows.
     transaction = request.transaction
     row = b'{"resource":%b,"mode":"%b","id":%d' % (codec.dumps(resource), MODE_NAMES[mode], request.id)
     if mode == U:
@@ -265,13 +263,13 @@ def watching_row(request: Request, resource: str, mode: QueueMode) -> bytes:
 
 
 def event(request: Request, resource: str, mode: QueueMode, state: str) -> bytes:
-    """Encode `event`: a lock on a watched resource was granted or released. `state`: `locked` or `unlocked`."""
+    """Encode `event`: a lock on a watched resource was granted (`state` is `locked`) or released (`unlocked`)."""
     row = watching_row(request, resource, mode)
     return b'{"command":"event","payload":{"state":"%b",%b}\n' % (state.encode(), row[1:])
 
 
 LAGGED = b'{"command":"event","payload":{"state":"lagged"}}\n'
-"""Sent once to a watcher that does not read its events fast enough: all its watches ended."""
+"""The last event of a watcher that does not read its events fast enough. All its watches have ended."""
 
 
 def error(rejection: RequestRejected, leader: str | None = None) -> bytes:
@@ -297,7 +295,7 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
 
 
 def expires_in_ms(request: Request, now: float) -> int:
-    """Return the time in ms until a request times out. Rounded down: the deadline of a new request was rounded up."""
+    """Return the time in whole ms until a request times out. It is rounded down, because the deadline was rounded up."""
     return max(0, int(request.deadline - now))
 
 
@@ -324,6 +322,7 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
 
 
 def _wait_fields(wait: core.Wait, is_visible: IsVisible | None) -> dict[str, Any]:
+    """Return the wire fields of a step of a cycle, with its note and trace only if its resource is visible."""
     row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
     if wait.units is not None:
         row["units"], row["of"] = wait.units
@@ -341,20 +340,23 @@ def _add_context(row: dict[str, Any], context: core.Context) -> None:
 
 
 def _visible_resources(request: Request, is_visible: IsVisible | None, limit: int) -> tuple[list[str], int]:
-    """Return the first visible resources of a request, and how many names were read, at most `limit`."""
+    """Return the first `MAX_ROW_RESOURCES` visible resources of a request, and the number of names read, at most `limit`."""
     resources: list[str] = []
-    read = 0
+    read_count = 0
     for name, mode in islice(request.modes(), limit):
-        read += 1
+        read_count += 1
         if is_visible is None or is_visible(name):
             resources.append(request.lock_text(name, mode))
             if len(resources) == MAX_ROW_RESOURCES:
                 break
-    return resources, read
+    return resources, read_count
 
 
 def _row_fields(row: Row, now: float, is_visible: IsVisible | None, resources: list[str]) -> dict[str, Any]:
-    """Return the wire fields of a row of `inspected`. With `is_visible`, only blockers on visible resources are listed."""
+    """Return the wire fields of a row of `inspected`, with these `resources` of its request.
+
+    With `is_visible`, only blockers on visible resources are listed.
+    """
     request, blockers = row.request, row.blockers
     if is_visible is not None:
         blockers = tuple([blocker for blocker in blockers if is_visible(blocker.resource)])

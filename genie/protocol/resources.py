@@ -1,6 +1,7 @@
 """Locks on the wire: `shared:NAME`, `exclusive:NAME`, and `2/10:NAME` for 2 of at most 10 units.
 
-`NAME` alone is allowed in arguments of programs. A name `**`, or one that ends in `/**`, means all names below it.
+In arguments of programs, `NAME` alone is an exclusive lock. The name `**` means all names, and `accounts/**` all names that begin with
+`accounts/`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_RESOURCES = 1024
 MAX_CHOICES = 10_000
 """Maximum resources that one request can choose from."""
 MAX_UNIT_CHOICES = 2_500
-"""Maximum resources of which one request with `anyOf` can ask for units: each takes the work of four others."""
+"""Maximum resources of which one request with `anyOf` can ask for units: each takes as much work as four others."""
 
 SHARED = "shared:"
 EXCLUSIVE = "exclusive:"
@@ -30,7 +31,7 @@ MAX_UNITS = 1_000_000
 """Maximum number of units of a resource that may be in use at once."""
 
 MAX_SUBTREES = 16
-"""Maximum number of subtrees in one request. Each one that is not locked yet is compared with all locked names."""
+"""Maximum number of subtrees in one request. Each subtree that is not locked yet is compared with all locked names."""
 
 _UNITS = re.compile(r"([0-9]{1,7})/([0-9]{1,7}):")
 _UNIT_COUNT = re.compile(r"([0-9]{1,7})/([0-9]{1,7})")
@@ -68,7 +69,7 @@ def parse_resource(resource: str) -> tuple[QueueMode, str, UnitCount | None]:
 
 
 def _check_units(name: str, units: int, limit: int) -> tuple[str, UnitCount]:
-    """Return the name and the units of a counted lock. Raises ValueError if they are invalid."""
+    """Return `name` and `(units, limit)`, the units of a counted lock. Raises ValueError if they are invalid."""
     if not 1 <= units <= limit <= MAX_UNITS:
         raise ValueError(f"units must be K/N with 1 <= K <= N <= {MAX_UNITS}, not {units}/{limit}")
     if is_subtree(name):
@@ -83,8 +84,8 @@ Names = tuple[tuple[str, ...], tuple[str, ...], dict[str, UnitCount] | None]
 def split_by_mode(resources: Sequence[str]) -> Names:
     """Return the names of a request by mode.
 
-    A name requested in shared and in exclusive mode is exclusive. Units of a name that is repeated are added up. Raises
-    ValueError if a resource is invalid, or if a name has several limits, or units and another mode.
+    A name in shared and in exclusive mode is exclusive. The units of a repeated name are added up. Raises ValueError if a
+    resource is invalid, if a name has several limits, or if it has units and another mode.
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES} entries, not {len(resources)}")
@@ -95,7 +96,7 @@ def split_by_mode(resources: Sequence[str]) -> Names:
         if asked is not None:
             units[name] = asked if name not in units else _add_units(name, units[name], asked)
         else:
-            modes[name] = mode or modes.get(name, S)
+            modes[name] = mode or modes.get(name, S)  # `S` is 0, so an earlier mode is kept
     if units:
         for name in units.keys() & modes.keys():
             raise ValueError(f"{name[:64]!r} is requested as units and in another mode: use one of them")
@@ -107,10 +108,10 @@ def split_by_mode(resources: Sequence[str]) -> Names:
 
 
 def split_checked(resources: Sequence[str]) -> Names:
-    """Return the names of a request by mode, after a check of its subtrees.
+    """Return the names of a request by mode, like `split_by_mode`, and check its subtrees.
 
-    Raises ValueError for the errors that `split_by_mode` finds, for too many subtrees, and for a subtree with too many levels.
-    `split_by_mode` runs for every request, and omits these checks, because few requests name subtrees.
+    Also raises ValueError for too many subtrees, and for a subtree with too many levels. `split_by_mode`, which runs for every
+    request, omits these checks, because few requests name subtrees.
     """
     names = split_by_mode(resources)
     subtrees = [name for name in (*names[0], *names[1]) if is_subtree(name)]
@@ -122,6 +123,7 @@ def split_checked(resources: Sequence[str]) -> Names:
 
 
 def _check_levels(subtree: str) -> None:
+    """Raise ValueError if a subtree has too many levels, that is, slashes."""
     if subtree.count("/") > MAX_SUBTREE_LEVELS:
         raise ValueError(
             f"a subtree must have at most {MAX_SUBTREE_LEVELS} slashes, not {subtree.count('/')}: {subtree[:64]!r}"
@@ -149,7 +151,7 @@ def parse_choices(resources: Sequence[str]) -> Choices:
     """
     if not 0 < len(resources) <= MAX_CHOICES:
         raise ValueError(f"anyOf must be a list of 1 to {MAX_CHOICES} entries, not {len(resources)}")
-    # Ten thousand calls of `parse_resource` take 20 ms, and 40 ms for units.
+    # Inline, because ten thousand calls of `parse_resource` take 20 ms, or 40 ms for units.
     modes: dict[str, QueueMode] = {}
     units: dict[str, UnitCount] = {}
     for resource in resources:
@@ -162,25 +164,24 @@ def parse_choices(resources: Sequence[str]) -> Choices:
         modes[name] = mode
     if len(units) > MAX_UNIT_CHOICES:
         raise ValueError(f"anyOf must ask for units of at most {MAX_UNIT_CHOICES} resources, not {len(units)}")
-    # The names are checked together, in time that does not depend on their characters: all up to U+00FF are kept.
+    # All names are checked together, which is fast. Control characters are in latin-1, and other characters are dropped.
     latin = "".join(modes).encode("latin-1", "ignore")
     if len(latin.translate(None, _CONTROL_BYTES)) < len(latin):
         for name in modes:
             check_name(name, "the name of a resource")
     if len(modes) < len(resources):
         counts = Counter(resource.partition(":")[2] for resource in resources)
-        raise ValueError(
-            f"anyOf must name each resource once, but names {max(counts, key=counts.__getitem__)[:64]!r} twice"
-        )
+        most_frequent = max(counts, key=counts.__getitem__)
+        raise ValueError(f"anyOf must name each resource once, but names {most_frequent[:64]!r} twice")
     if subtrees := [name for name in modes if name[-2:] == "**" and is_subtree(name)]:
         raise ValueError(f"anyOf must not name a subtree, such as {subtrees[0][:64]!r}: use resources")
     return tuple(modes.items()), units
 
 
 def _parse_units(text: str, name: str) -> tuple[QueueMode, str, UnitCount] | None:
-    """Return the mode, the name and the units of a counted lock, such as `2/10` of a name: the fast path of `parse_resource`.
+    """Return the mode, the name and the units of a counted lock whose units are `text`, such as `2/10`.
 
-    Return None if the text may be invalid: then `parse_resource` takes the slow path, which finds the error.
+    A fast path of `parse_resource`. Returns None if something may be invalid: `parse_resource` then finds the error.
     """
     found = _UNIT_COUNT.fullmatch(text)
     if found is None or not 0 < len(name) <= MAX_NAME or name[-2:] == "**":
@@ -229,9 +230,10 @@ def subtree(name: str, *, shared: bool = False) -> str:
 
 
 def merge(resources: Iterable[str]) -> dict[str, str]:
-    """Merge resources of the same name. Return a dict with one resource for each name, in the order of the first occurrences.
+    """Merge resources of the same name. Return the merged resource of each name, in the order of the first occurrences.
 
-    Each merged resource locks as much as the resources of its name together. Units are added up. Exclusive is stronger than the other modes; a name with units and a shared lock becomes exclusive.
+    A merged resource locks as much as all resources of its name together. Units are added up. A name in different modes becomes
+    exclusive.
     """
     merged: dict[str, tuple[QueueMode, UnitCount | None]] = {}
     for resource in resources:
@@ -247,7 +249,7 @@ def merge(resources: Iterable[str]) -> dict[str, str]:
 
 
 def strongest(one: str, other: str) -> str:
-    """Return the resource of one name that locks as much as each of two resources of this name, without adding units."""
+    """Return the weakest resource that locks as much as each of two resources of the same name. Units are not added up."""
     mode, name, units = parse_resource(one)
     other_mode, _, others = parse_resource(other)
     if mode != other_mode:
