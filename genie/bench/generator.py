@@ -1,6 +1,6 @@
 """The workloads of `genie bench`, and the client side of one connection, without a socket.
 
-A connection has one slot for each request that it may have in flight. A slot repeats one cycle: request, grant, release.
+A connection has one slot for each request that it may have in flight. A slot repeats a cycle: request, grant, release.
 The request commands of a slot are encoded before the run. Each cycle sends one of these commands, chosen at random.
 """
 
@@ -47,7 +47,7 @@ class Workload:
 
 
 def _encode_own(prefix: str, _: WorkloadParameters, count: int) -> list[RequestLines]:
-    """Return one request line for each slot: an exclusive lock on a resource that no other slot uses."""
+    """Return the request line of each slot: an exclusive lock on a resource of its own."""
     return [(_encode_request(f"{EXCLUSIVE}{prefix}{slot}"),) for slot in range(count)]
 
 
@@ -59,7 +59,7 @@ def _encode_hot(prefix: str, _: WorkloadParameters, count: int) -> list[RequestL
 def _encode_mixed(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
     """Return the same request lines for all slots: 100 for each key, of which `shared_percent` request a shared lock.
 
-    A slot chooses each of its lines with equal probability. So `shared_percent` of all requests are shared.
+    Each cycle sends one of the lines, all with equal probability. So `shared_percent` of all requests are shared.
     """
     modes = [SHARED] * parameters.shared_percent + [EXCLUSIVE] * (100 - parameters.shared_percent)
     keys = range(parameters.keys)
@@ -68,9 +68,12 @@ def _encode_mixed(prefix: str, parameters: WorkloadParameters, count: int) -> li
 
 
 def _encode_several(prefix: str, parameters: WorkloadParameters, count: int) -> list[RequestLines]:
-    """Return one request line for each slot: exclusive locks on several resources that no other slot uses."""
-    indexes = range(parameters.resources)
-    return [(_encode_request(*(f"{EXCLUSIVE}{prefix}{slot}/{index}" for index in indexes)),) for slot in range(count)]
+    """Return the request line of each slot: exclusive locks on several resources of its own."""
+
+    def encode_slot(slot: int) -> bytes:
+        return _encode_request(*(f"{EXCLUSIVE}{prefix}{slot}/{index}" for index in range(parameters.resources)))
+
+    return [(encode_slot(slot),) for slot in range(count)]
 
 
 def _title_of_mixed(parameters: WorkloadParameters) -> str:
@@ -111,7 +114,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.measuring = False
-        """Durations are recorded. Errors are always counted."""
+        """True while durations are recorded. Errors are always counted."""
         self.to_locked = Histogram()
         """Durations from sending a request to reading `locked`, of completed cycles."""
         self.to_released = Histogram()
@@ -132,7 +135,7 @@ class _Slot:
         self.locked_at_ns = 0
         """0 until the request is granted."""
         self.releasing = False
-        """The release has been sent."""
+        """True after the release was sent."""
 
 
 class LoadConnection:
@@ -153,11 +156,11 @@ class LoadConnection:
         self._rejected_release_ids: list[int] = []
         """Ids of requests whose release the server rejected. The next `tick` sends their releases again."""
         self.stopping = False
-        """`stop` was called, so no further cycles are started."""
+        """True after `stop` was called: no further cycles are started."""
         self.protocol_error = ""
-        """Description of invalid input, after which the connection is unusable."""
+        """Description of an invalid message, after which the connection is unusable. Empty if there was none."""
         self.rejection = ""
-        """The last error before the server has accepted a request, e.g. a missing token; empty after that."""
+        """The last error before the server accepted the first request, for example a missing token. Empty after that."""
         self._has_accepted_request = False
 
     @property
@@ -166,7 +169,7 @@ class LoadConnection:
         return len(self._unacknowledged_slots) + len(self._slot_by_request_id)
 
     def tick(self, now_ns: int) -> bytes:
-        """Return the commands to send: the releases that the server rejected, and a request for each idle slot."""
+        """Return the commands to send: again the releases that the server rejected, and a request for each idle slot."""
         commands = [_release(id_) for id_ in self._rejected_release_ids if id_ in self._slot_by_request_id]
         self._rejected_release_ids.clear()
         if not self.stopping:
@@ -223,14 +226,15 @@ class LoadConnection:
     def _on_released(self, released: messages.Released.Payload, now_ns: int, commands: list[bytes]) -> None:
         """Complete a cycle of a slot and start the next cycle.
 
-        If the request ended without a release by this connection, e.g. by a timeout, the end is counted as an error,
-        and the slot becomes idle. After `stop` no cycle is started.
+        If the request ended without a release by this connection, for example by a timeout, count an error and make the slot
+        idle. After `stop` no cycle is started.
         """
         slot = self._slot_by_request_id.pop(released.id, None)
         if slot is None:  # the reply to a release that was sent when the request had already ended
             return
         if released.reason != SUCCESS or not slot.releasing:
-            self._tally.errors[RELEASED_BY_OTHER if released.reason == SUCCESS else released.reason] += 1
+            error = RELEASED_BY_OTHER if released.reason == SUCCESS else released.reason
+            self._tally.errors[error] += 1
             self._idle_slots.append(slot)
             return
         if self._tally.measuring and slot.locked_at_ns:
@@ -242,7 +246,7 @@ class LoadConnection:
             commands.append(self._request(slot, now_ns))
 
     def _on_error(self, error: messages.Error.Payload) -> None:
-        """Count an error, and make the slot of the failed command idle or repeat the command.
+        """Count an error. The slot of a rejected request becomes idle, and the next `tick` repeats a rejected release.
 
         An error with an id rejects a release. An error without an id rejects the oldest unacknowledged request.
         """
@@ -252,7 +256,7 @@ class LoadConnection:
         if error.id is not None:
             if error.code != Code.UNKNOWN_ID:
                 self._rejected_release_ids.append(error.id)
-            elif error.id in self._slot_by_request_id:  # the request has already ended
+            elif error.id in self._slot_by_request_id:  # the request has already ended, so there is nothing to release
                 self._idle_slots.append(self._slot_by_request_id.pop(error.id))
         elif self._unacknowledged_slots:
             self._idle_slots.append(self._unacknowledged_slots.popleft())
@@ -265,6 +269,7 @@ class LoadConnection:
         return lines[0] if len(lines) == 1 else lines[int(random() * len(lines))]  # noqa: S311 - not for security
 
     def _start_release(self, id_: int, slot: _Slot) -> bytes:
+        """Mark the request of a slot as being released, and return the release command."""
         slot.releasing = True
         return _release(id_)
 

@@ -26,7 +26,7 @@ class Histogram:
         self._buckets = [0] * (_bucket(MAX_DURATION_NS) + 1)
         self.count = 0
         self.max_ns = 0
-        """The exact maximum, at most `MAX_DURATION_NS`; 0 if nothing was counted."""
+        """The longest counted duration, at most `MAX_DURATION_NS`. 0 if nothing was counted."""
 
     def add(self, duration_ns: int) -> None:
         """Count a duration. Raises ValueError if the duration is negative."""
@@ -38,11 +38,11 @@ class Histogram:
         self.count += 1
 
     def quantile_ns(self, per_mille: int) -> int | None:
-        """Return a quantile of the counted durations; None if nothing was counted.
+        """Return a quantile of the counted durations in ns, or None if nothing was counted.
 
-        `per_mille` selects the quantile in thousandths, from 1 to 1,000: 500 is the median. The result is the duration
-        with the nearest rank, rounded up to the upper bound of its bucket, but not above the maximum. So the result is
-        never too low, and at most `PRECISION` (relative) too high.
+        `per_mille` selects the quantile in thousandths, from 1 to 1,000: 500 is the median. The duration with the nearest rank is
+        rounded up to the upper bound of its bucket, but not above the maximum. So the result is never too low, and at most
+        `PRECISION` (relative) too high.
         """
         if not 1 <= per_mille <= 1000:  # noqa: PLR2004
             raise ValueError(f"a quantile must be given in 1 to 1000 thousandths, not {per_mille}")

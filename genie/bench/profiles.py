@@ -24,7 +24,7 @@ from genie.errors import Deadlock, GenieError, QueueTimeout
 
 MAX_CONCURRENT_CONNECTS: Final = 64
 MAX_UNFINISHED_PER_CONNECTION: Final = 100
-"""Arrivals beyond this number of unfinished transactions for each connection are dropped and counted."""
+"""Maximum number of unfinished transactions for each connection. Beyond it, arrivals are dropped and counted."""
 ERROR_PAUSE_S: Final = 0.1
 """Pause of a closed-loop connection after an error, so that an unavailable server does not cause a busy loop."""
 MAX_PHASES: Final = 100
@@ -82,19 +82,19 @@ class Phase:
     seconds: float = field(default=10, metadata={"min": 0.1, "max": 86_400})
     connections: int = field(default=16, metadata={"min": 1, "max": 1_000})
     rate: float = field(default=0, metadata={"min": 0, "max": 100_000})
-    """Transactions that arrive in each second, at random times. 0: closed loop, one after the other on a connection."""
+    """Transactions that arrive per second, at random times. With 0 (closed loop), each connection executes one after the other."""
     resources: int = field(default=100, metadata={"min": 1, "max": 1_000_000})
     skew: float = field(default=0, metadata={"min": 0, "max": 5})
-    """Exponent of the Zipf distribution by which resources are chosen; 0: all with the same probability."""
+    """Exponent of the Zipf distribution by which resources are chosen. With 0, all have the same probability."""
     shared_percent: float = field(default=0, metadata={"min": 0, "max": 100})
     locks: int = field(default=1, metadata={"min": 1, "max": 100})
     """Number of resources that a transaction locks."""
     one_by_one: bool = False
-    """A transaction locks its resources by one request each, in random order, so that deadlocks are possible."""
+    """True if a transaction locks each resource by a request of its own, in random order, so that deadlocks are possible."""
     hold_ms: float = field(default=1, metadata={"min": 0, "max": 60_000})
     """Time between the last grant and the release."""
     priorities: int = field(default=1, metadata={"min": 1, "max": 100})
-    """Number of priorities, from 0, of which each transaction has one at random."""
+    """Each transaction has a random priority from 0 to `priorities - 1`."""
     queue_timeout_s: float = field(default=5, metadata={"min": 0.001, "max": 3_600})
 
 
@@ -131,7 +131,7 @@ def parse(text: str) -> list[Phase]:
 
 
 def _parse_phase(keys: Any, number: int) -> Phase:
-    """Return the phase of a `[[phase]]` table, after a check of its keys."""
+    """Check the keys and values of the `[[phase]]` table with this number, and return its phase. Raises ValueError."""
     where = f"phase {number}: "
     if not isinstance(keys, dict):
         raise ValueError(f"{where}must be a table")  # noqa: TRY004 - errors of a profile are ValueErrors
@@ -145,20 +145,27 @@ def _parse_phase(keys: Any, number: int) -> Phase:
     return phase
 
 
-def _check_value(name: str, value: Any, type_: Any, bounds: Any, where: str) -> None:
-    """Raise ValueError if a value has another type than its field (annotated by a string), or is out of bounds."""
-    if type_ in {"str", "bool"}:
-        expected: type = str if type_ == "str" else bool
-        if not isinstance(value, expected):
-            raise ValueError(f"{where}{name} must be {'a text' if expected is str else 'true or false'}, not {value!r}")
+def _check_value(name: str, value: Any, type_name: Any, bounds: Any, where: str) -> None:
+    """Raise ValueError if a value does not have the type of its field, or is out of the field's bounds.
+
+    `type_name` is `str`, `bool`, `int` or `float`. `bounds` has the keys `min` and `max` for a number. `where` begins the message.
+    """
+    if type_name == "str":
+        if not isinstance(value, str):
+            raise ValueError(f"{where}{name} must be a text, not {value!r}")
         return
-    numeric = isinstance(value, int) or (type_ == "float" and isinstance(value, float))
-    if isinstance(value, bool) or not numeric or not bounds["min"] <= value <= bounds["max"]:
-        number = "a whole number" if type_ == "int" else "a number"
+    if type_name == "bool":
+        if not isinstance(value, bool):
+            raise ValueError(f"{where}{name} must be true or false, not {value!r}")
+        return
+    is_number = isinstance(value, int) or (type_name == "float" and isinstance(value, float))
+    if isinstance(value, bool) or not is_number or not bounds["min"] <= value <= bounds["max"]:  # a bool is an int
+        number = "a whole number" if type_name == "int" else "a number"
         raise ValueError(f"{where}{name} must be {number} from {bounds['min']} to {bounds['max']}, not {value!r}")
 
 
 def _reject_unknown(keys: Iterable[str], known: list[str], where: str) -> None:
+    """Raise ValueError for the first key that is not known. `where` begins the message."""
     for key in keys:
         if key not in known:
             raise ValueError(f"{where}unknown key {key!r}; known: {', '.join(known)}")
@@ -171,15 +178,17 @@ class PhaseResult:
     phase: Phase
     measured_s: float = 0
     to_locked: Histogram = field(default_factory=Histogram)
-    """Times from the arrival of a transaction to the grant of its last lock."""
+    """Durations from the arrival of a transaction to the grant of its last lock."""
     completed: int = 0
-    """Transactions that have released all their locks."""
+    """Number of transactions that have released all their locks."""
     timeouts: int = 0
+    """Number of transactions that ended with a queue timeout."""
     deadlocks: int = 0
+    """Number of transactions that ended as the victim of a deadlock."""
     unfinished: int = 0
-    """Transactions that waited or held locks at the end of the phase."""
+    """Number of transactions that waited or held locks at the end of the phase."""
     dropped: int = 0
-    """Arrivals that were not started, because too many transactions were unfinished."""
+    """Number of arrivals that were not started, because too many transactions were unfinished."""
     errors: Counter[str] = field(default_factory=Counter)
     """Number of other errors by the name of the exception."""
 
@@ -198,9 +207,9 @@ async def run_phase(phase: Phase, connect: Callable[[], aio.Client]) -> PhaseRes
     opened: list[aio.Client] = []
     try:
         for start in range(0, len(clients), MAX_CONCURRENT_CONNECTS):
-            some = clients[start : start + MAX_CONCURRENT_CONNECTS]
-            opened += some
-            await asyncio.gather(*(client.__aenter__() for client in some))
+            group = clients[start : start + MAX_CONCURRENT_CONNECTS]
+            opened += group
+            await asyncio.gather(*(client.__aenter__() for client in group))
         return await _Load(phase, clients).run()
     finally:
         await asyncio.gather(*(client.close() for client in opened), return_exceptions=True)
@@ -241,26 +250,32 @@ class _Load:
                 await asyncio.sleep(ERROR_PAUSE_S)
 
     async def _arrive(self) -> None:
-        """Start transactions at random times. An arrival that is late counts from the time at which it was due."""
-        due = time.monotonic()
-        count = 0
+        """Start transactions at random times, until this coroutine is cancelled.
+
+        If a transaction is started late, its durations begin at the time at which it was due.
+        """
+        due_at_s = time.monotonic()
+        started_count = 0
         while True:
-            due += expovariate(self._phase.rate)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            due_at_s += expovariate(self._phase.rate)
+            await asyncio.sleep(max(0.0, due_at_s - time.monotonic()))
             if len(self._tasks) >= len(self._clients) * MAX_UNFINISHED_PER_CONNECTION:
                 self._result.dropped += 1
                 continue
-            client = self._clients[count % len(self._clients)]
-            count += 1
-            task = asyncio.create_task(self._transact(client, int(due * 1e9)))
+            client = self._clients[started_count % len(self._clients)]
+            started_count += 1
+            task = asyncio.create_task(self._transact(client, int(due_at_s * 1e9)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _transact(self, client: aio.Client, arrived_ns: int) -> bool:
-        """Execute a transaction, and count its outcome. Return False after an error that is no timeout or deadlock."""
+        """Execute a transaction that arrived at `arrived_ns` (monotonic clock), and count its outcome.
+
+        Return False after an error other than a queue timeout or a deadlock.
+        """
         phase, result = self._phase, self._result
-        names = self._choose()
-        requests = [[name] for name in names] if phase.one_by_one else [names]
+        resources = self._choose()
+        requests = [[resource] for resource in resources] if phase.one_by_one else [resources]
         options: dict[str, Any] = {
             "transaction": secrets.token_hex(8) if phase.one_by_one else None,
             "queue_timeout": phase.queue_timeout_s,
@@ -292,23 +307,23 @@ class _Load:
         return True
 
     def _choose(self) -> list[str]:
-        """Return the resources of a transaction, with modes and without duplicates, in random order."""
+        """Return the resources of a transaction, such as `shared:NAME`, without duplicates and in random order."""
         phase = self._phase
         chosen = set(self._draw(phase.locks))
         for _ in range(phase.locks * 20):
             if len(chosen) == phase.locks:
                 break
             chosen.update(self._draw(1))
-        else:  # the skew is so high that the rest is hardly drawn: take the resources with the highest probability
+        else:  # with a high skew, new resources are hardly drawn: add the resources with the highest probability
             for index in self._indexes:
                 if len(chosen) == phase.locks:
                     break
                 chosen.add(index)
         mode = "shared" if uniform(0, 100) < phase.shared_percent else "exclusive"  # noqa: S311 - a load is no secret
-        names = [f"{mode}:{self._prefix}{index}" for index in chosen]
-        shuffle(names)
-        return names
+        resources = [f"{mode}:{self._prefix}{index}" for index in chosen]
+        shuffle(resources)
+        return resources
 
     def _draw(self, count: int) -> list[int]:
-        """Return resources that are chosen independently, by the skew of the phase."""
+        """Return the indexes of `count` resources, drawn by the skew of the phase. An index may occur several times."""
         return choices(self._indexes, cum_weights=self._weights, k=count)  # noqa: S311 - a load is no secret

@@ -27,7 +27,7 @@ MAX_CONCURRENT_CONNECTS = 64
 """Maximum connections that are opened concurrently. The number is less than the listen backlog of a server."""
 
 INTERRUPTS_TO_ABORT = 2
-"""Number of interrupts (Ctrl-C) after which the runner does not wait until the server has confirmed all releases."""
+"""Number of interrupts (Ctrl-C) after which the runner stops waiting for the server's confirmation of the releases."""
 
 NOT_RELEASED = "not-released"
 CONNECTION_LOST = "connection-lost"
@@ -51,10 +51,10 @@ class BenchOptions:
     warm_up_s: float
     """Time that a workload runs before the measurement."""
     timeout_s: float
-    """Time limit for opening all connections, and for releasing all locks at the end."""
+    """Time limit in seconds for opening all connections, and again for releasing all locks at the end."""
     parameters: WorkloadParameters
     namespace: str | None = None
-    """Namespace of the locks, by default the first of the server."""
+    """Namespace of the locks. None for the first namespace of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class Result:
     """CPU time of this process during the measurement."""
     tally: Tally
     connection_error: str = ""
-    """Why the last connection ended, if all connections ended during the run; else empty."""
+    """Why the last connection ended, if all connections ended during the run. Otherwise empty."""
 
     @property
     def cycles(self) -> int:
@@ -79,12 +79,12 @@ class Result:
 
     @property
     def cycles_per_s(self) -> float:
-        """Cycles per second; 0 if nothing was measured."""
+        """Cycles per second, or 0 if nothing was measured."""
         return self.cycles / self.measured_s if self.measured_s else 0.0
 
     @property
     def client_cpu_percent(self) -> float:
-        """CPU usage of this process. Near 100 %, this process limits the throughput, not the server."""
+        """CPU usage of this process in percent. Near 100 %, this process limits the throughput, not the server."""
         return 100 * self.client_cpu_s / self.measured_s if self.measured_s else 0.0
 
 
@@ -94,7 +94,7 @@ class _LoadProtocol(asyncio.Protocol):
     def __init__(self, connection: LoadConnection, runner: LoadRunner) -> None:
         self.connection = connection
         self.closing = False
-        """This process closes the connection, so the end of the connection is not an error."""
+        """True if this process closes the connection, so that its end is not an error."""
         self._runner = runner
         self._transport: asyncio.Transport | None = None
 
@@ -150,17 +150,17 @@ class LoadRunner:
         self._options = options
         identity = {"token": resolve_token(), "namespace": options.namespace}
         self.hello = messages.command("hello", **identity) if any(identity.values()) else b""
-        """Encoded first command of each connection; empty if there is neither a token nor a namespace."""
+        """Encoded first command of each connection. Empty if there is neither a token nor a namespace."""
         self._on_progress = on_progress
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"
         """Random prefix of all resource names, so that no other client waits for these resources."""
         self._tally = Tally()
         self._connection_error = ""
-        """Why the last lost connection ended."""
+        """Why the connection that was lost last has ended."""
         self._wake = asyncio.Event()
         """Set to end the current wait early: after an interrupt, or when all connections have ended."""
         self._connect_timeout: asyncio.Timeout | None = None
-        """The time limit for opening connections, while they are being opened."""
+        """The time limit for opening connections. None unless they are being opened."""
 
     def interrupt(self) -> None:
         """End the run early.
@@ -259,9 +259,9 @@ class LoadRunner:
         return True
 
     async def _open(self, protocols: list[_LoadProtocol]) -> None:
-        """Open connections concurrently. If attempts fail, raise the error of one of them.
+        """Open connections concurrently. If attempts fail, raise the error of the first of them.
 
-        The error is raised after all attempts have ended. So no connection is opened after this method has failed.
+        The error is raised when all attempts have ended, so that none opens a connection later.
         """
         loop = asyncio.get_running_loop()
         address = self._options.address
@@ -275,9 +275,9 @@ class LoadRunner:
                 raise connection_or_error
 
     async def _generate_load(self, seconds: float, on_tick: Callable[[float], None]) -> None:
-        """Serve the connections for some seconds. Ends early after an interrupt, or when no connection is left.
+        """Serve the connections for some seconds, or until an interrupt, or until no connection is left.
 
-        `on_tick` is called after each tick with the seconds since the start.
+        Calls `on_tick` after each tick with the seconds since the start.
         """
         started_s = time.perf_counter()
         while (
@@ -319,5 +319,6 @@ class LoadRunner:
                 await self._wake.wait()
 
     def _tick(self) -> None:
+        """Send the requests of idle slots, and rejected releases again, on all connections."""
         for protocol in self.protocols:
             protocol.tick()
