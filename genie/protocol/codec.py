@@ -12,6 +12,12 @@ Fragment = orjson.Fragment
 EncodeError = orjson.JSONEncodeError
 _MALFORMED = "JSON is malformed: "
 
+LONG_BYTES = 32 << 10
+"""Bytes of a line above which its numbers are not decoded to explain its error: msgspec takes 7 µs for a number that is nearly 0."""
+
+_skip = msgspec.json.Decoder(msgspec.Raw).decode
+"""Reads JSON without decoding its values."""
+
 
 def loads(line: bytes) -> Any:
     """Decode JSON. Raises ValueError if it is not strict JSON: NaN, invalid UTF-8 and lone surrogates are invalid."""
@@ -30,7 +36,10 @@ def explain_malformed(line: bytes, error: ValueError) -> str:
     If possible, return the text of msgspec, as for a line that a typed decoder rejects.
     """
     try:
-        msgspec.json.decode(line)
+        if len(line) > LONG_BYTES:
+            _skip(line)
+        else:
+            msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as found:
         return malformed_reason(found) or str(error)
     return str(error)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from genie.core import Extend, Release, Request, Take
 from genie.errors import RequestRejected
-from genie.protocol import commands, diagnostics, limits, wire_types
+from genie.protocol import codec, commands, diagnostics, limits, wire_types
 from genie.protocol.commands import Bye, Hello, Inspect, LargeRequest, Namespaced, Ping, ReleaseByRef, Unwatch, Watch
 from support.runs.searches import examples
 
@@ -446,6 +446,18 @@ def test_a_long_line_with_very_many_keys_is_not_decoded(end: bytes, monkeypatch:
     rejection = commands.read_hello(line)
     assert isinstance(rejection, RequestRejected)
     assert "more than 1000 keys" in rejection.message
+
+
+@pytest.mark.parametrize("end", [b"", b"x}"], ids=["truncated", "malformed"])
+def test_the_numbers_of_a_long_malformed_line_are_not_decoded(end: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """msgspec takes long for each number that is nearly 0."""
+    monkeypatch.setattr(codec.msgspec.json, "decode", lambda _: pytest.fail("decoded"))
+    line = b'{"command":"hello","payload":{"x":[%b]}%b' % (b",".join([SMALL] * (limits.MAX_VALUES - 100)), end)
+    with pytest.raises(RequestRejected, match=r"expected ',' or '}'|unexpected end of data"):
+        commands.read_long(line)
+    for rejection in commands.read_hello(line), diagnostics.read_envelope(line):
+        assert isinstance(rejection, RequestRejected)
+        assert rejection.code == "bad-json"
 
 
 def test_colons_after_quotes_in_texts_are_no_keys() -> None:
