@@ -537,7 +537,7 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "shared locks ignore an exclusive one",
         "core/grant.py",
-        "    return resource.exclusive_count > 0 and not own_count",
+        "    return resource.exclusive_count > 0 and not own_grants",
         "    return False",
         source="request",
     ),

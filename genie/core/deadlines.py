@@ -1,4 +1,7 @@
-"""Deadlines by millisecond: when the next request expires, and which requests have expired."""
+"""The deadlines of requests: when the next request expires, and which requests have expired.
+
+A tick is a deadline in whole milliseconds. Many requests may have the same tick.
+"""
 
 from __future__ import annotations
 
@@ -12,45 +15,45 @@ NEVER = 2**62
 """The deadline of a request that waits without a time limit. Such a request is not added to `Deadlines`."""
 
 MAX_CHUNK = 1_024
-"""Number of ticks in a chunk beyond which it is split into two."""
+"""Maximum number of ticks in a chunk. A longer chunk is split in half."""
 
 FEW_TICKS = 1_000
-"""Number of ticks up to which empty ticks are not searched for."""
+"""Number of ticks above which `add` searches for empty ticks."""
 
 EXAMINED_TICKS = 4
-"""Number of ticks that are examined for each new one, and dropped if they are empty."""
+"""Number of ticks that `add` examines for each new tick. It drops the empty ones."""
 
 MAX_EMPTY_TICKS = 1_000
-"""Maximum number of empty ticks that one call drops or skips. The next call continues."""
+"""Maximum number of empty ticks that one call of `next` drops, or that one call of `expired` skips."""
 
 MAX_SORTED_IDS = 10_000
 """Maximum number of expired ids of one tick that are sorted together. If a tick has more ids, their order is approximate."""
 
 
 class Deadlines:
-    """Ids by tick: the millisecond at which the ids expire.
+    """The ids of requests, grouped by tick.
 
     A tick that becomes empty stays for a while, since the next id is likely to get the same tick. If there are many ticks,
-    adding a tick drops a few empty ticks. So the memory is bounded by the number of current ids, and no call reads all
-    ticks: there may be millions.
+    adding a tick drops a few empty ones. So the memory is bounded by the number of current ids. No call reads all ticks, of
+    which there may be millions.
     """
 
     __slots__ = ("_chunks", "_examined", "_lasts", "_ticks", "soonest")
 
     def __init__(self) -> None:
         self._ticks: dict[int, dict[int, None]] = {}
-        """Ids by tick. The dict of a tick, an ordered set, may be empty."""
+        """Ids by tick. The ids of a tick are a dict, used as an ordered set, which may be empty."""
         self._chunks: list[list[int]] = []
-        """The ticks in ascending order, in lists that are short and not empty."""
+        """The ticks in ascending order, in chunks of 1 to `MAX_CHUNK` ticks."""
         self._lasts: list[int] = []
         """The last tick of each chunk."""
         self._examined = -1
         """The tick that was examined last; -1 before the first one."""
         self.soonest: float = inf
-        """A lower bound of the next deadline, cheap to read. `next` computes a better one."""
+        """A lower bound of the next deadline in ms, cheap to read. `next` computes a better bound."""
 
     def add(self, tick: int, id: int) -> None:
-        """Add `id` with the deadline `tick`, in whole milliseconds, which has not passed."""
+        """Add `id` with the deadline `tick`, which has not passed."""
         ids = self._ticks.get(tick)
         if ids is not None:
             ids[id] = None
@@ -71,7 +74,10 @@ class Deadlines:
 
     @property
     def next(self) -> float:
-        """The earliest deadline in ms, or infinity if there is none; a lower bound if very many ids were discarded."""
+        """The earliest deadline in ms, or infinity if there is none.
+
+        After more than `MAX_EMPTY_TICKS` ticks became empty, this may be an empty tick, which is a lower bound.
+        """
         chunks, dropped = self._chunks, 0
         while chunks and dropped < MAX_EMPTY_TICKS and not self._ticks[chunks[0][0]]:
             del self._ticks[chunks[0].pop(0)]
@@ -84,24 +90,28 @@ class Deadlines:
     def expired(self, now: float, limit: int) -> list[int]:
         """Return at most `limit` ids whose deadline has passed, by deadline and then by id.
 
-        The ids are not removed: the caller discards an id when it ends the request. If very many ids were discarded, none or
-        few may be returned, and `next` has passed.
+        The ids are not removed: the caller discards an id when it ends the request. The search ends after `MAX_EMPTY_TICKS`
+        empty ticks. Then it may return fewer ids than have expired, or none, and `next` is still not later than `now`: the
+        caller calls again.
         """
         ids: list[int] = []
         if self.next > now:
             return ids
-        empty = 0
+        empty_count = 0
         for chunk in self._chunks:
             for tick in chunk:
-                if tick > now or len(ids) >= limit or empty >= MAX_EMPTY_TICKS:
+                if tick > now or len(ids) >= limit or empty_count >= MAX_EMPTY_TICKS:
                     return ids
-                expired = self._ticks[tick]
-                empty += not expired
-                ids += sorted(islice(expired, MAX_SORTED_IDS))[: limit - len(ids)] if len(expired) > 1 else expired
+                of_tick = self._ticks[tick]
+                if len(of_tick) > 1:  # sorting all of a million ids would delay other commands
+                    ids += sorted(islice(of_tick, MAX_SORTED_IDS))[: limit - len(ids)]
+                else:
+                    ids += of_tick
+                    empty_count += not of_tick
         return ids
 
     def _insert(self, tick: int) -> None:
-        """Add a new tick to its chunk."""
+        """Insert a new tick into `_chunks`, and split its chunk if it becomes too long."""
         chunks, lasts = self._chunks, self._lasts
         index = bisect_left(lasts, tick)
         if not chunks:
@@ -120,9 +130,9 @@ class Deadlines:
             lasts.insert(index, chunk[half - 1])
 
     def _drop_empty_ticks(self) -> None:
-        """Examine the next `EXAMINED_TICKS` ticks in order, and drop the empty ticks among them.
+        """Examine the next `EXAMINED_TICKS` ticks after `_examined`, and drop the empty ones.
 
-        Fewer at the end of a chunk. After the last tick, continue with the first.
+        Examines fewer ticks at the end of a chunk. After the last tick, continues with the first.
         """
         index = bisect_right(self._lasts, self._examined)
         if index == len(self._chunks):

@@ -13,7 +13,7 @@ from heapq import merge
 from itertools import islice, repeat
 from sys import maxsize
 
-from genie.core.lock_table import AffectedQueues, LockTable, earlier
+from genie.core.lock_table import AffectedQueues, LockTable, QueueChange, earlier
 from genie.core.model import Owner, QueueEntry, Request
 from genie.core.special import MAX_QUEUES, Counted, Subtree, with_intention
 from genie.core.subtrees import has_conflicting_below
@@ -21,72 +21,72 @@ from genie.core.wait_queue import LockedResource, WaitQueue
 from genie.lock_modes import CONFLICTS, IX, SIX, QueueMode, S, U, UnitCount, X
 
 MAX_CANDIDATES = 1_000
-"""Number of waiting requests, or of resources that they name, after which `grant_candidates` ends its search. It bounds the
-duration of a step."""
+"""Maximum number of reads of one `grant_candidates`, which bounds the duration of a step. A read is that of one waiting request,
+or of one resource that it names."""
 
 REREADS_PER_NEW_CANDIDATE = 50
-"""A search that has used up its limit still reads queues, at most `MAX_CANDIDATES`, whose candidates are known. A queue with a new
-candidate counts as this many queues."""
+"""After `MAX_CANDIDATES` reads, at most `MAX_CANDIDATES` more queues are reread: those whose first candidates another queue had.
+A queue with a new candidate counts as this number of queues."""
 
 SPECIAL_COST = 3
-"""For how many resources that are read a counted resource or a subtree counts: its check takes as long."""
+"""Number of reads for which a counted resource or a subtree counts, because its check takes as long."""
 
 NAMES_PER_READ = 256
-"""Number of locks of a transaction that are compared with a subtree in the time in which a resource is read."""
+"""Number of locks of a transaction that count as one read, when they are compared with a subtree."""
 
 MAX_FILTERED_WAITERS = 16
-"""Maximum number of waiting requests of an owner that are all read to find the requests in one queue. If the owner has more
-requests, the queue is read instead."""
+"""Maximum number of waiting requests of an owner that are read to find its requests in one queue. If it has more, the queue is
+read instead."""
 
 MAX_FILTERED_COST = 1_000
-"""Maximum number of resources that these requests may name. If they name more, the queue is read, too: it can be read in parts."""
+"""Maximum number of resources that these waiting requests may name. If they name more, the queue is read instead, because it
+can be read in parts."""
 
 
 def grant_candidates(
     table: LockTable, affected: AffectedQueues, new_request: Request | None = None
 ) -> tuple[list[Request], AffectedQueues, int]:
-    """Return the waiters that may have become grantable, the queues that are left, and how much was read.
+    """Return the waiters to check after the changes `affected`: (waiters, unread changes, number of reads).
 
-    The waiters are in queue order, each once, with `new_request` if it is given. `affected` are the queues that changed. If
-    there are many requests to read, some queues are left: the caller continues with them later, first with the unread
-    requests. The third value is the approximate number of requests and resources that were read.
+    The waiters may have become grantable. They are in queue order, each once, and include `new_request` if it is given.
+    After about `MAX_CANDIDATES` reads, the other changes are returned as unread: the caller passes them to a later call.
     """
-    left: AffectedQueues = []
+    unread: AffectedQueues = []
     if len(affected) == 1 and new_request is None:
-        requests, limit = _candidates_in_queue(table, *affected[0], MAX_CANDIDATES, left)
+        requests, reads_left = _candidates_in_queue(table, *affected[0], MAX_CANDIDATES, unread)
     else:
         found = {} if new_request is None else {new_request.id: new_request}
-        limit = rereads = MAX_CANDIDATES
-        unread: AffectedQueues = []
+        reads_left = rereads_left = MAX_CANDIDATES
+        skipped: AffectedQueues = []
         for name, mode, after in _merge_changes(affected):
-            if limit > 0:
-                candidates, limit = _candidates_in_queue(table, name, mode, after, limit - 1, left)
+            if reads_left > 0:
+                candidates, reads_left = _candidates_in_queue(table, name, mode, after, reads_left - 1, unread)
                 for request in candidates:
                     found[request.id] = request
                 continue
             if (
-                rereads > 0
-            ):  # the next candidate is often one that was found in another queue, which is checked only once
+                rereads_left > 0
+            ):  # the first candidate was often found in another queue, and each waiter is checked once
                 rest: AffectedQueues = []
                 candidates, _ = _candidates_in_queue(table, name, mode, after, 1, rest)
                 if all(request.id in found for request in candidates):
-                    rereads -= 1
-                    left += rest
+                    rereads_left -= 1
+                    unread += rest
                     continue
-                rereads -= REREADS_PER_NEW_CANDIDATE
-            unread.append((name, mode, after))
+                rereads_left -= REREADS_PER_NEW_CANDIDATE
+            skipped.append((name, mode, after))
         requests = list(found.values())
-        left = unread + left
+        unread = skipped + unread
     if len(requests) > 1:
         requests.sort(key=_queue_order)
-    return requests, left, MAX_CANDIDATES - limit
+    return requests, unread, MAX_CANDIDATES - reads_left
 
 
 def only_grantable(table: LockTable, name: str) -> Request | None:
-    """Return the first waiter of a free resource if only exclusive requests wait for it, and the first one is `simple`.
+    """Return the only grantable waiter of a plain resource in the usual case, or None: then `grant_candidates` must search.
 
-    This request is grantable, and no other waiter is grantable beside it: the usual case of a contended resource. Without
-    this shortcut, lock and release on such a resource execute 5 % more instructions. None in any other case.
+    In the usual case, the resource has no holder and only exclusive waiters, and the first waiter is `simple`. Without this
+    shortcut, lock and release on a contended resource execute 5 % more instructions.
     """
     resource = table.resources.get(name)
     if resource is None or resource.holders or resource.wait_queue is None or resource.wait_queue.shared:
@@ -98,7 +98,9 @@ def only_grantable(table: LockTable, name: str) -> Request | None:
 
 
 def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
-    """Return the first waiter of a counted resource that only has holders of units and waiters for units, if it is `simple`."""
+    """Return the first waiter of a counted resource, if it is `simple`, and all holders and waiters name units. Otherwise return
+    None.
+    """
     resource = table.resources.get(name)
     if resource is None or not isinstance(resource.special, Counted) or resource.wait_queue is None:
         return None
@@ -112,7 +114,7 @@ def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
 
 
 def units_in_use(resource: LockedResource, limit: int) -> int:
-    """Return the units in use of a resource, or `limit` if it has holders of another mode."""
+    """Return the units in use of a resource, or `limit` if a shared or exclusive holder leaves no units free."""
     special = resource.special
     if not isinstance(special, Counted) or len(resource.holders) > special.unit_holder_count:
         return limit
@@ -120,104 +122,107 @@ def units_in_use(resource: LockedResource, limit: int) -> int:
 
 
 def _candidates_in_queue(
-    table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
+    table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, reads_left: int, unread: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Return the waiters of one queue that may have become grantable, each once, and the rest of `limit`.
+    """Return the waiters of one queue that may have become grantable, each once, and the remaining `reads_left`.
 
-    `mode` and `after` are the mode and the queue position of the request that left; `after` is None if it was a holder. Once
-    the requests that were read name `limit` resources, the unread part of the queue is added to `left`.
+    `name`, `mode` and `after` are the parts of a `QueueChange`. When no reads are left, the rest of the queue is added to
+    `unread`.
     """
     resource = table.resources.get(name)
     if resource is None or resource.wait_queue is None:
-        return [], limit
+        return [], reads_left
     queue = resource.wait_queue
     if resource.special is not None:
-        return _candidates_in_special_queue(table, name, mode, after, limit, left)
+        return _candidates_in_special_queue(table, name, mode, after, reads_left, unread)
     if resource.exclusive_count:  # then all holders have the same owner, which blocks the waiters of all other owners
         owner = next(iter(resource.holders.values())).owner
         # A request without a transaction is its own owner, which has no other request.
         return (
-            _waiters_of_owner(table, owner, (name, mode, after), limit, left) if isinstance(owner, str) else ([], limit)
+            _waiters_of_owner(table, owner, (name, mode, after), reads_left, unread)
+            if isinstance(owner, str)
+            else ([], reads_left)
         )
     found: list[Request] = []
     first = queue.exclusive.first
     if mode != S and queue.shared:  # a shared request blocked no shared waiters
-        found, limit = _shared_candidates(queue, name, mode, after, limit, left)
-        if found and limit <= 0:
-            return found, limit
+        found, reads_left = _shared_candidates(queue, name, mode, after, reads_left, unread)
+        if found and reads_left <= 0:
+            return found, reads_left
     if first is None:
-        return found, limit
+        return found, reads_left
     owner = first[2].owner
     if after is None or after < first:  # otherwise the request that left was later than `first`, and did not block it
         found.append(first[2])
-        limit -= _cost(first[2])
+        reads_left -= _cost(first[2])
         after = first
     if isinstance(owner, str) and len(table.waiting_of(owner)) > 1:  # `first` does not block later waiters of its owner
-        if limit <= 0 and found:
-            left.append((name, mode, after))
+        if reads_left <= 0 and found:
+            unread.append((name, mode, after))
         else:
-            own, limit = _waiters_of_owner(table, owner, (name, mode, after), limit, left)
+            own, reads_left = _waiters_of_owner(table, owner, (name, mode, after), reads_left, unread)
             found = list(dict.fromkeys(found + own))  # without duplicates, in the same order
-    return found, limit
+    return found, reads_left
 
 
 def _shared_candidates(
-    queue: WaitQueue, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
+    queue: WaitQueue, name: str, mode: QueueMode, after: QueueEntry | None, reads_left: int, unread: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Return the shared waiters between `after` and the first exclusive waiter, and the rest of `limit`.
+    """Return the shared waiters between `after` and the first exclusive waiter, and the remaining `reads_left`.
 
-    Returns at least one waiter if there is one. If `limit` is used up, the rest of the queue is added to `left`.
+    Returns at least one waiter if there is one. When no reads are left, the rest of the queue is added to `unread`.
     """
-    found = [entry[2] for entry in islice(queue.shared.between(after, queue.exclusive.first), max(limit, 1))]
-    count, names = _count_within(found, limit) if queue.non_simple_count else (len(found), len(found))
-    limit -= names
-    if found and limit <= 0:
+    found = [entry[2] for entry in islice(queue.shared.between(after, queue.exclusive.first), max(reads_left, 1))]
+    count, reads = _count_within(found, reads_left) if queue.non_simple_count else (len(found), len(found))
+    reads_left -= reads
+    if found and reads_left <= 0:
         del found[count:]
-        left.append((name, mode, found[-1].entry(name)))
-    return found, limit
+        unread.append((name, mode, found[-1].entry(name)))
+    return found, reads_left
 
 
 def _candidates_in_special_queue(
-    table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, limit: int, left: AffectedQueues
+    table: LockTable, name: str, mode: QueueMode, after: QueueEntry | None, reads_left: int, unread: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Return the waiters in the queue of a counted resource or a subtree that may have become grantable, and the rest of `limit`.
+    """Return the result of `_candidates_in_queue` for a counted resource or a subtree.
 
-    In each mode that conflicts with `mode`, these are the waiters up to the first one of a conflicting mode, and the other
-    waiters of its owner. Waiters for units are returned until the units in use and the units of earlier waiters reach the
-    smallest limit.
+    The waiters are of the modes that conflict with `mode`. In each of these modes, they are the waiters before the first waiter
+    in a conflicting mode, and the other waiters of its owner. Waiters for units are returned until the units in use and the
+    units of earlier waiters reach the smallest limit.
     """
     resource = table.resources[name]
     queue = resource.wait_queue
     assert queue is not None  # noqa: S101 - what mypy needs to know
     if name in table.closing:  # `close_slice` returns the queues of its waiters
-        left.append((name, mode, None))
-        return [], limit
+        unread.append((name, mode, None))
+        return [], reads_left
     runs, blocking = _runs_of_special_queue(resource, queue, name, mode, after)
     found: dict[int, Request] = {}
     for entry in merge(*runs):
         request = entry[2]
         found[request.id] = request
-        limit -= _cost(request)
+        reads_left -= _cost(request)
         if request.transaction is not None:
-            limit -= table.uncounted_names(request) // NAMES_PER_READ
-        if limit <= 0:
-            left.append((name, mode, entry))
-            return list(found.values()), limit
+            reads_left -= table.uncounted_names(request) // NAMES_PER_READ
+        if reads_left <= 0:
+            unread.append((name, mode, entry))
+            return list(found.values()), reads_left
     for owner, stop in blocking.items():
         if len(table.waiting_of(owner)) > 1 or resource.exclusive_count:
             start = stop if after is None or (stop is not None and stop > after) else after
-            own, limit = _waiters_of_owner(table, owner, (name, mode, start), limit, left)
+            own, reads_left = _waiters_of_owner(table, owner, (name, mode, start), reads_left, unread)
             found |= {request.id: request for request in own}
-    return list(found.values()), limit
+    return list(found.values()), reads_left
 
 
 def _runs_of_special_queue(
     resource: LockedResource, queue: WaitQueue, name: str, mode: QueueMode, after: QueueEntry | None
 ) -> tuple[list[Iterable[QueueEntry]], dict[Owner, QueueEntry | None]]:
-    """Return the waiters in each mode up to the first conflicting waiter, and the owners of these conflicting waiters, each
-    with its entry.
+    """Return the runs of waiters that may have become grantable, and the first entry of each owner that blocks later waiters.
 
-    Later waiters of these owners may be grantable, too. If the resource has an exclusive holder, only its owner is returned.
+    A run has the waiters in one mode before the first waiter in a conflicting mode, which blocks all later ones, except those of
+    its own owner. If this first waiter has the same mode, it is a run alone. If a holder is exclusive, there are no runs, and
+    its owner is returned with the entry None.
     """
     runs: list[Iterable[QueueEntry]] = []
     blocking: dict[Owner, QueueEntry | None] = {}
@@ -242,7 +247,9 @@ def _runs_of_special_queue(
 def _units_that_may_fit(
     resource: LockedResource, queue: WaitQueue, name: str, stop: QueueEntry | None, after: QueueEntry | None
 ) -> Iterator[QueueEntry]:
-    """Yield the first waiters for units after `after` and before `stop`, until the units reach the smallest limit."""
+    """Yield the waiters for units between `after` and `stop`, until the units in use and those of earlier waiters reach the
+    smallest limit. Both entries may be None.
+    """
     assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
     total, smallest = resource.special.in_use, maxsize
     if after is not None:
@@ -257,15 +264,15 @@ def _units_that_may_fit(
 
 
 def _waiters_of_owner(
-    table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
+    table: LockTable, owner: Owner, change: QueueChange, reads_left: int, unread: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Return the waiters of `owner` that may have become grantable by a change of a queue, and the rest of `limit`."""
+    """Return the waiters of `owner` in a queue that may have become grantable by `change`, and the remaining `reads_left`."""
     waiting = table.waiting_of(owner)
     name = change[0]
     if len(waiting) > MAX_FILTERED_WAITERS or sum(map(_cost, waiting.values())) > MAX_FILTERED_COST:
         if table.resources[name].special is not None:
-            return _read_special_queue(table, owner, change, limit, left)
-        return _read_queue(table, owner, change, limit, left)
+            return _read_special_queue(table, owner, change, reads_left, unread)
+        return _read_queue(table, owner, change, reads_left, unread)
     found: list[Request] = []
     for request in waiting.values():
         if (
@@ -274,18 +281,17 @@ def _waiters_of_owner(
             or (request.details is not None and name in request.queues())
         ):
             found.append(request)
-            limit -= _cost(request)
-        limit -= 1
-    return found, limit
+            reads_left -= _cost(request)
+        reads_left -= 1
+    return found, reads_left
 
 
 def _read_special_queue(
-    table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
+    table: LockTable, owner: Owner, change: QueueChange, reads_left: int, unread: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Return the waiters of `owner` in the queue of a special resource that may have become grantable, and the rest of `limit`.
+    """Return the result of `_waiters_of_owner` for the queue of a special resource and an owner with many waiting requests.
 
-    For an owner with many waiting requests. Reads the queue in order, until waiters of other owners block the owner in every
-    mode.
+    Reads the queue in order, until waiters of other owners block the owner in every mode.
     """
     name, mode, after = change
     queue = table.wait_queue(name)
@@ -296,29 +302,28 @@ def _read_special_queue(
         *[zip(queue.of_mode(each).between(after, None), repeat(each)) for each in queue.modes()]
     ):
         request = entry[2]
-        limit -= 1
+        reads_left -= 1
         if request.owner != owner:
             open_modes.difference_update([each for each in open_modes if waiting in CONFLICTS[each]])
         elif waiting in open_modes:
             found.append(request)
-            limit -= _cost(request)
+            reads_left -= _cost(request)
         if not open_modes:
             break
-        if limit <= 0:
-            left.append((name, mode, entry))
+        if reads_left <= 0:
+            unread.append((name, mode, entry))
             break
-    return found, limit
+    return found, reads_left
 
 
 def _read_queue(
-    table: LockTable, owner: Owner, change: tuple[str, QueueMode, QueueEntry | None], limit: int, left: AffectedQueues
+    table: LockTable, owner: Owner, change: QueueChange, reads_left: int, unread: AffectedQueues
 ) -> tuple[list[Request], int]:
-    """Return the waiters of `owner` in a queue that may have become grantable, and the rest of `limit`.
+    """Return the result of `_waiters_of_owner` for the queue of a plain resource and an owner with many waiting requests.
 
-    For an owner with many waiting requests. Reads the queue in order, up to the first exclusive waiter of another owner, which
-    blocks all later waiters of `owner`.
-    Only exclusive requests block shared waiters, so these are skipped unless an exclusive request left. Exclusive waiters are
-    skipped if other owners hold the resource, or if a shared waiter of another owner is before them.
+    Reads the queue in order, up to the first exclusive waiter of another owner, which blocks all later waiters of `owner`.
+    Shared waiters are skipped if a shared request left, because it did not block them. Exclusive waiters are skipped if
+    another owner holds the resource, or has a shared waiter before them.
     """
     name, mode, after = change
     include_shared = mode == X
@@ -340,28 +345,28 @@ def _read_queue(
             next_shared = next(shared, None)
         else:
             break
-        limit -= 1
+        reads_left -= 1
         if included:
             found.append(entry[2])
-            limit -= _cost(entry[2])
-        if limit <= 0:
-            left.append((name, mode, entry))
+            reads_left -= _cost(entry[2])
+        if reads_left <= 0:
+            unread.append((name, mode, entry))
             break
-    return found, limit
+    return found, reads_left
 
 
-def _count_within(requests: list[Request], limit: int) -> tuple[int, int]:
-    """Return the number of first requests that together name about `limit` resources, at least one, and these resources."""
-    names = 0
+def _count_within(requests: list[Request], max_reads: int) -> tuple[int, int]:
+    """Return how many of the first requests can be checked with about `max_reads` reads, at least one, and their reads."""
+    reads = 0
     for count, request in enumerate(requests, 1):
-        names += _cost(request)
-        if names >= limit:
-            return count, names
-    return len(requests), names
+        reads += _cost(request)
+        if reads >= max_reads:
+            return count, reads
+    return len(requests), reads
 
 
 def _cost(request: Request) -> int:
-    """Return how many resources the check of a waiter reads. A special one takes as long as `SPECIAL_COST` plain ones."""
+    """Return the number of reads of a check of a waiter: one for each of its queues, or `SPECIAL_COST` if it has `details`."""
     details = request.details
     if details is None:
         return len(request.exclusive) + len(request.shared)
@@ -369,10 +374,10 @@ def _cost(request: Request) -> int:
 
 
 def _merge_changes(affected: AffectedQueues) -> AffectedQueues:
-    """Merge the changes of a queue that have the same mode: the search starts at the first changed position.
+    """Return one change for each queue and mode: the one with the earliest position.
 
-    Other changes are not merged. Otherwise the search that a step has left among the shared waiters would begin again with
-    each shared lock that is released.
+    Changes of different modes stay separate. Otherwise each release of a shared lock would restart a search that an earlier
+    step has left among the shared waiters.
     """
     merged: dict[tuple[str, QueueMode], QueueEntry | None] = {}
     for name, mode, after in affected:
@@ -391,34 +396,44 @@ def _queue_order(request: Request) -> tuple[float, int]:
 # holder, all its holders have the same owner. For the other modes, see `CONFLICTS`.
 
 
-def _is_held_against(resource: LockedResource, own_count: int, exclusive: bool) -> bool:
-    """Return whether another owner than the one with `own_count` of the grants holds a resource in a conflicting mode."""
+def _is_held_by_others(resource: LockedResource, own_grants: int, exclusive: bool) -> bool:
+    """Return whether another owner holds a plain resource in a mode that conflicts with `exclusive`.
+
+    `own_grants` is the number of holders of the resource that belong to the requesting owner.
+    """
     if exclusive:
-        return len(resource.holders) > own_count
-    return resource.exclusive_count > 0 and not own_count
+        return len(resource.holders) > own_grants
+    return resource.exclusive_count > 0 and not own_grants
 
 
-def _excludes(table: LockTable, resource: LockedResource, name: str, owner: Owner, mode: QueueMode) -> bool:
+def _is_held_in_conflict(table: LockTable, resource: LockedResource, name: str, owner: Owner, mode: QueueMode) -> bool:
     """Return whether another owner than `owner` holds a resource in a mode that conflicts with `mode`."""
-    own_count, special = table.grant_count(owner, name), resource.special
+    own_grants, special = table.grant_count(owner, name), resource.special
     if mode == X:
-        held = len(resource.holders) > own_count
+        held = len(resource.holders) > own_grants
     elif resource.exclusive_count:  # then all holders have the same owner
-        held = not own_count
+        held = not own_grants
     elif isinstance(special, Counted):
-        held = _counts_against(resource, special, own_count, owner, mode)
+        held = _is_counted_held_in_conflict(resource, special, own_grants, owner, mode)
     else:
-        held = mode in (U, IX, SIX) and len(resource.holders) > own_count
+        held = mode in (U, IX, SIX) and len(resource.holders) > own_grants
     return held or (isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, owner))
 
 
-def _counts_against(resource: LockedResource, special: Counted, own_count: int, owner: Owner, mode: QueueMode) -> bool:
-    """Return whether units of another owner exclude a shared lock of `owner`, or shared locks exclude its units."""
+def _is_counted_held_in_conflict(
+    resource: LockedResource, special: Counted, own_grants: int, owner: Owner, mode: QueueMode
+) -> bool:
+    """Return whether another owner holds a counted resource without exclusive holders in a mode that conflicts with `mode`.
+
+    `mode` is `S`, which conflicts with units of others, or `U`, which conflicts with shared locks of others. Whether the units
+    fit into the limit is not checked here.
+    """
     if mode == S:
         return special.in_use > special.held_by_transaction.get(owner, 0)
-    if special.in_use:  # then shared locks, if there are any, are of the owner of the units
-        return not own_count and len(resource.holders) > special.unit_holder_count
-    return len(resource.holders) > own_count
+    if special.in_use:  # then the owner of the units holds all shared locks
+        has_shared_holders = len(resource.holders) > special.unit_holder_count
+        return has_shared_holders and not own_grants
+    return len(resource.holders) > own_grants
 
 
 def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 - a function for each mode would cost more
@@ -453,11 +468,11 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
 
 
 def _is_unblocked(table: LockTable, request: Request, name: str, mode: QueueMode) -> bool:
-    """Return whether neither a holder nor an earlier waiter of one resource blocks a waiting request."""
+    """Return whether no holder and no earlier waiter of the resource `name` blocks a waiting request."""
     resource, owner, entry = table.resources[name], request.owner, request.entry(name)
     queue = resource.wait_queue
     assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
-    if _excludes(table, resource, name, owner, mode):
+    if _is_held_in_conflict(table, resource, name, owner, mode):
         return False
     if any(each.has_other_before(entry, owner) for each in queue.conflicting(mode)):
         return False
@@ -471,11 +486,11 @@ def units_fit(
     queue: WaitQueue | None = None,
     entry: QueueEntry | None = None,
 ) -> bool:
-    """Return whether units fit beside the units in use and the units of the waiters of `queue` before `entry`, of any owner.
+    """Return whether the units `asked` fit beside the units in use and the units of the waiters of `queue` before `entry`.
 
-    The sum of these units must be within the limit of the request, and within the limit of each earlier waiter. Otherwise a
-    later request with a greater limit would be granted before an earlier request, which would then wait longer. Without
-    `entry` all waiters are earlier.
+    Units of the same owner count as well. Without `entry`, all waiters of `queue` are earlier; without `queue`, waiters do not
+    count. The sum must be within the limit of the request and within the limit of each earlier waiter. Otherwise a request with
+    a greater limit could overtake an earlier request, which would then wait longer.
     """
     units, limit = asked
     special = resource.special
@@ -489,17 +504,15 @@ def units_fit(
 
 
 def waits_for_holder(table: LockTable, request: Request) -> bool:
-    """Return whether another owner holds a conflicting lock on any resource of a waiting request, or too many units are in
-    use.
-    """
+    """Return whether holders alone block a waiting request: another owner holds a conflicting lock, or its units do not fit."""
     if not table.specials:
         return any(
-            _is_held_against(table.resources[name], table.grant_count(request.owner, name), mode == X)
+            _is_held_by_others(table.resources[name], table.grant_count(request.owner, name), mode == X)
             for name, mode in request.modes()
         )
     for name, mode in request.queue_modes():
         resource = table.resources[name]
-        if _excludes(table, resource, name, request.owner, mode):
+        if _is_held_in_conflict(table, resource, name, request.owner, mode):
             return True
         if mode == U and not units_fit(resource, request.units[name], name):
             return True
@@ -509,8 +522,7 @@ def waits_for_holder(table: LockTable, request: Request) -> bool:
 def is_immediately_grantable(table: LockTable, request: Request) -> bool:
     """Return whether a new request can be granted without entering a wait queue.
 
-    This is so if none of its resources has waiters or conflicting holders, or if its owner already
-    holds all its resources.
+    It can if none of its resources has waiters or conflicting holders, or if its owner already holds all its resources.
     """
     if table.specials:
         return _is_immediately_grantable_beside_specials(table, request)
@@ -529,14 +541,14 @@ def is_immediately_grantable(table: LockTable, request: Request) -> bool:
 
 
 def _is_immediately_grantable_beside_specials(table: LockTable, request: Request) -> bool:
-    """Return whether a new request can be granted without entering a wait queue, in a table with counted resources or subtrees."""
-    # A request for units adds to the units that its owner holds.
+    """Return the result of `is_immediately_grantable` in a table with counted resources or subtrees."""
+    # A request for units asks for more than its owner already holds.
     may_own = request.transaction is not None and not request.units
     for name, mode in request.modes():
         resource = table.lookup(name)
         if resource is None:
             continue
-        if resource.wait_queue is not None or _excludes(table, resource, name, request.owner, mode):
+        if resource.wait_queue is not None or _is_held_in_conflict(table, resource, name, request.owner, mode):
             return may_own and _already_owns(table, request, str(request.transaction))
         if mode == U and not units_fit(resource, request.units[name], name):
             return False
@@ -546,16 +558,19 @@ def _is_immediately_grantable_beside_specials(table: LockTable, request: Request
 
 
 def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tuple[str, QueueMode]]) -> bool:
-    """Return whether other owners neither hold subtrees above the names nor wait for them in conflicting modes."""
+    """Return whether an owner can lock names (name, mode) without a wait for the subtrees above them.
+
+    True if no other owner holds one of these subtrees, or waits for it, in a conflicting mode.
+    """
     intentions: dict[str, QueueMode] = {}
     for _, mode, above in table.group_below_subtrees(modes):
         for subtree, _ in above:
             intentions[subtree] = with_intention(intentions.get(subtree), mode)
-        if len(intentions) > MAX_QUEUES:  # it may not wait either
+        if len(intentions) > MAX_QUEUES:  # more than a request may wait in
             return False
     for subtree, mode in intentions.items():
         resource = table.subtrees[subtree]
-        if _excludes(table, resource, subtree, owner, mode):
+        if _is_held_in_conflict(table, resource, subtree, owner, mode):
             return False
         queue = resource.wait_queue
         if queue is not None and any(each.first_not_owned_by(owner) is not None for each in queue.conflicting(mode)):
@@ -564,15 +579,15 @@ def _has_room_below_subtrees(table: LockTable, owner: Owner, modes: Iterable[tup
 
 
 class RoomBelow:
-    """A cache about the subtrees above the names that one owner asks for. Valid while nothing in the table changes."""
+    """The results of earlier calls of `is_available` for one owner. Valid while nothing in the table changes."""
 
     __slots__ = ("has_room", "innermost")
 
     def __init__(self) -> None:
         self.innermost: dict[str, str | None] = {}
-        """See `LockTable.innermost_subtree`."""
+        """The argument `known` of `LockTable.innermost_subtree`."""
         self.has_room: dict[tuple[str, QueueMode], bool] = {}
-        """True if a mode has room below a subtree and below all outer subtrees."""
+        """By subtree and mode: True if the owner can lock a name below the subtree in this mode. Includes all outer subtrees."""
 
 
 def is_available(
@@ -585,19 +600,19 @@ def is_available(
 ) -> bool:
     """Return whether an owner can lock a resource now without extending the wait of any other owner.
 
-    A resource is available if the owner already holds it in the same or a stronger mode, or if no
-    other owner holds it or waits for it in a conflicting mode. Units must fit, also beside those of all waiters.
-    `room_below`: what earlier calls with the same owner have found, if nothing has changed since.
+    It can if it already holds the resource in the same or a stronger mode, or if no other owner holds it or waits for it in a
+    conflicting mode. `units` must fit beside the units of all holders and waiters. Calls for several names of one owner may
+    share a `room_below` if the table does not change between them.
     """
     holder = table.uncontended.get(name)
     if holder is not None:
         return holder.owner == owner
     resource = table.resources.get(name)
     if resource is not None:
-        own_count = table.grant_count(owner, name)
-        if own_count and (resource.exclusive_count or (mode == S and resource.special is None)):
+        own_grants = table.grant_count(owner, name)
+        if own_grants and (resource.exclusive_count or (mode == S and resource.special is None)):
             return units is None or units_fit(resource, units, name, resource.wait_queue)
-        if _excludes(table, resource, name, owner, mode):
+        if _is_held_in_conflict(table, resource, name, owner, mode):
             return False
         queue = resource.wait_queue
         if queue is not None and any(each.first_not_owned_by(owner) is not None for each in queue.conflicting(mode)):
@@ -612,7 +627,7 @@ def is_available(
 
 
 def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -> bool:
-    """Return whether a resource, which must be in the table, has no waiters and no other owner holds a conflicting lock."""
+    """Return whether a resource of the table has neither waiters nor conflicting holders of other owners."""
     if name in table.uncontended:
         return table.uncontended[name].owner == owner
     resource = table.resources[name]
@@ -620,12 +635,13 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
         return False
     if not exclusive and not resource.exclusive_count:  # the usual case of a shared lock
         return True
-    return not _is_held_against(resource, table.grant_count(owner, name), exclusive)
+    return not _is_held_by_others(resource, table.grant_count(owner, name), exclusive)
 
 
 def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
-    """Return whether the transaction of a request without units holds all its resources, each in the same or a stronger
-    mode.
+    """Return whether a transaction already holds all resources of a request, each in the same or a stronger mode.
+
+    The request names no units.
     """
     if transaction not in table.transactions:
         return False

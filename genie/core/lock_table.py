@@ -26,9 +26,12 @@ from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, MIN_CHECKED_SIZE, compa
 from genie.core.wait_queue import NO_REQUESTS, LockedResource, WaitQueue
 from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, WHOLE_NAMESPACE, QueueMode, S, U, X
 
-AffectedQueues = list[tuple[str, QueueMode, QueueEntry | None]]
-"""Queues in which a request may have become grantable. Each item is a tuple of the resource, the mode in which a request left,
-and its position in the queue, or None if it was a holder."""
+QueueChange = tuple[str, QueueMode, QueueEntry | None]
+"""A request left a queue or the holders of a resource: (name of the resource, mode of this request, its queue entry, or None if
+it was a holder). Only waiters after this entry may have become grantable."""
+
+AffectedQueues = list[QueueChange]
+"""Changes of queues in which a waiter may have become grantable."""
 
 
 def earlier(one: QueueEntry | None, other: QueueEntry | None) -> QueueEntry | None:
@@ -612,7 +615,7 @@ class LockTable:
         """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""
         if not self.subtrees:
             return []
-        affected: dict[tuple[str, QueueMode, QueueEntry | None], None] = {}
+        affected: dict[QueueChange, None] = {}
         for names, mode, above in self.group_below_subtrees(request.modes()):
             for subtree, resource in above:
                 assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know

@@ -25,30 +25,30 @@ MAX_COUNTED_BLOCKERS = 1000
 """Maximum number of blockers that are counted. A total of this number is a lower bound."""
 MAX_INSPECTED_REQUESTS = 20_000
 """Maximum number of requests that one `inspect` reads to count blockers. Beyond it, `blockers_total` counts only the listed
-blockers. The same limit applies to the requests of a transaction, and to those of a resource, that are read to find the
-requests that have both, and to the holders and waiters of the subtrees that contain a resource."""
+blockers. The searches for matching requests have the same limit, each for itself: among the requests of a transaction, among
+the requests on a resource, and among the holders and the waiters of the subtrees that contain a resource."""
 MAX_LISTING_READS = 20_000
-"""Maximum number of requests and resources that one `inspect` reads to list the blockers of the rows whose blockers are not
-counted: a request may be blocked by the last of 1,024 names only."""
+"""Maximum number of requests and resources that one `inspect` reads to list blockers after `MAX_INSPECTED_REQUESTS`. Few
+blockers may take many reads: a request may be blocked only on the last of its 1,024 names."""
 NAMES_PER_READ = 4
-"""Names of a blocker that count as one read, if they are searched for its mode or for a name below a subtree."""
+"""Number of names of a blocker that count as one read, when the mode of a name or a name below a subtree is searched for."""
 MAX_SEARCHED_NAMES = 50_000
-"""Maximum number of names in the lock table that one `inspect` compares with a subtree. With a transaction, the same limit applies
-to the names of its held requests, and to those of its waiting requests."""
+"""Maximum number of names that one `inspect` of a subtree compares with the subtree: of names in each of the two dicts of the
+lock table, or with a transaction, of names of its held and of its waiting requests, each."""
 MAX_READ_RESOURCES = 10_000
 """Maximum number of shared or contended names below a subtree whose holders and waiters one `inspect` reads."""
 MAX_COUNTED_ON_ARRIVAL = 100
-"""Maximum number of blockers that are counted when a request begins to wait: far fewer than when a request ends, because the
-count runs for every request with a trace context that begins to wait."""
+"""Maximum number of blockers that are counted when a request begins to wait. It is far smaller than `MAX_COUNTED_BLOCKERS`,
+because the blockers of every waiting request with a trace context are counted."""
 
 
 def find_blockers(
     table: LockTable, request: Request, max_counted: int = MAX_COUNTED_BLOCKERS
 ) -> tuple[tuple[Blocker, ...], int]:
-    """Return the first blockers of a waiting request, and the number of all its blockers.
+    """Return the first blockers of a waiting request, at most `MAX_LISTED_BLOCKERS`, and the number of all its blockers.
 
-    A blocker on two resources counts twice. At most `MAX_LISTED_BLOCKERS` blockers are returned, and at
-    most `max_counted` are counted. The number is a lower bound if very many requests of its own transaction are among them.
+    A blocker on two resources counts twice. The number is at most `max_counted`. It is a lower bound if the search reads very
+    many requests of the request's own transaction, which block nothing.
     """
     listed, total, _ = sample_blockers(table, request, read_limit(request, max_counted), count=True)
     return listed, min(total, max_counted)
@@ -62,58 +62,56 @@ def read_limit(request: Request, max_counted: int) -> int:
 def sample_blockers(
     table: LockTable, request: Request, limit: int, *, count: bool
 ) -> tuple[tuple[Blocker, ...], int, int]:
-    """Return the first blockers of a waiting request in bounded time, for lists of many requests.
+    """Return blockers of a waiting request: (listed blockers, number of blockers, number of reads).
 
-    Reads at most `limit` requests and resources. Without `count` the search also ends once
-    `MAX_LISTED_BLOCKERS` are found. Returns the listed blockers, the number of blockers found, and
-    the number of requests and resources read.
+    Lists the first `MAX_LISTED_BLOCKERS`. Reads at most about `limit` requests and resources; if there are more, the number
+    of blockers is a lower bound. Without `count`, the search ends when the list is full.
     """
     listed: list[Blocker] = []
-    total = scanned = 0
-    for name, other, held in islice(_scan(table, request), limit):
-        scanned += 1
-        if other is None:
+    total = reads = 0
+    for name, blocker, held in islice(_scan(table, request), limit):
+        reads += 1
+        if blocker is None:
             continue
         total += 1
         if len(listed) < MAX_LISTED_BLOCKERS:
             if not held and name in table.subtrees:
-                scanned += other.name_count() // NAMES_PER_READ
-                name = _waited_name(name, other)  # noqa: PLW2901 - what is shown
-            listed.append(_to_blocker(table, name, other, held))
+                reads += blocker.name_count() // NAMES_PER_READ
+                name = _waited_name(name, blocker)  # noqa: PLW2901 - what is shown
+            listed.append(_to_blocker(table, name, blocker, held))
         if not count and total == MAX_LISTED_BLOCKERS:
             break
     if count and table.subtrees:
-        total += _count_unlisted(table, request)
-    return tuple(listed), total, scanned
+        total += _count_unlisted_below(table, request)
+    return tuple(listed), total, reads
 
 
 def blocked_resources(table: LockTable, request: Request) -> Iterator[str]:
-    """Yield the resources on which a new waiting request is blocked.
+    """Yield the names of the resources on which a new waiting request is blocked.
 
-    Reads at most `MAX_SCANNED` resources, and at most `MAX_SCANNED` requests on each resource, because
-    the search runs for every request that starts to wait.
+    Reads at most `MAX_SCANNED` resources, and at most `MAX_SCANNED` requests on each resource, because the search runs for
+    every request that starts to wait.
     """
-    for name, exclusive in islice(request.queue_modes() if table.specials else request.modes(), MAX_SCANNED):
-        if any(
-            other is not None for _, other, _ in islice(_scan_resource(table, request, name, exclusive), MAX_SCANNED)
-        ):
+    for name, mode in islice(request.queue_modes() if table.specials else request.modes(), MAX_SCANNED):
+        items = islice(_scan_resource(table, request, name, mode), MAX_SCANNED)
+        if any(blocker is not None for _, blocker, _ in items):
             yield name
 
 
-def _to_blocker(table: LockTable, name: str, other: Request, held: bool) -> Blocker:
-    """Describe the request `other` as a blocker on the resource `name`.
+def _to_blocker(table: LockTable, name: str, request: Request, held: bool) -> Blocker:
+    """Return the description of a request that blocks another request on the resource `name`.
 
-    `held` is true if it holds the resource, and false if it waits.
+    `held` is true if `request` holds the resource, and false if it waits.
     """
     return Blocker(
-        id=other.id,
-        transaction=other.transaction,
+        id=request.id,
+        transaction=request.transaction,
         resource=name,
-        mode=_held_mode(table, name, other) if held else other.mode(name),
+        mode=_held_mode(table, name, request) if held else request.mode(name),
         held=held,
-        since_unix_ms=int(other.since_unix_ms),
-        context=shown_context(other),
-        units=None if other.details is None else other.details.units.get(name),
+        since_unix_ms=int(request.since_unix_ms),
+        context=shown_context(request),
+        units=None if request.details is None else request.details.units.get(name),
     )
 
 
@@ -124,47 +122,44 @@ def _held_mode(table: LockTable, name: str, holder: Request) -> Mode:
     return Mode.UNITS if mode == U else Mode.EXCLUSIVE if mode == X else Mode.SHARED
 
 
-def _scan(table: LockTable, request: Request) -> Iterator[tuple[str, Request | None, bool]]:
-    """Yield the blockers of a waiting request as tuples: resource, blocker, whether the blocker holds the resource.
+ScannedItem = tuple[str, Request | None, bool]
+"""One read of a search for blockers: (name of the resource, blocker, whether the blocker holds the resource). The blocker is
+None if the read found none. So a caller that limits the number of items also limits the work."""
 
-    For every resource or request that the search reads and that is not a blocker, an item with None is
-    yielded. So a caller that limits the number of items also limits the work.
-    """
+
+def _scan(table: LockTable, request: Request) -> Iterator[ScannedItem]:
+    """Yield an item for each resource and each request that may block a waiting request."""
     for name, mode in request.queue_modes() if table.specials else request.modes():
         yield from _scan_resource(table, request, name, mode)
 
 
-def _scan_resource(
-    table: LockTable, request: Request, name: str, mode: QueueMode
-) -> Iterator[tuple[str, Request | None, bool]]:
-    """Yield an item for each request on one resource that may block `request`: name, blocker or None, held."""
+def _scan_resource(table: LockTable, request: Request, name: str, mode: QueueMode) -> Iterator[ScannedItem]:
+    """Yield an item for the resource `name`, which `request` waits for in `mode`, and for each request on it that may block."""
     owner = request.owner
     yield name, None, False
     resource = table.resources[name]
     if table.specials and resource.special is not None:
         yield from _scan_special_resource(table, request, name, mode)
         return
-    if mode:
+    if mode == X:
         for holder in resource.holders.values():
             yield name, holder if holder.owner != owner else None, True
     elif resource.exclusive_count:
         for holder in resource.holders.values():
-            blocks = resource.holder_mode(name, holder) and holder.owner != owner
+            blocks = resource.holder_mode(name, holder) == X and holder.owner != owner
             yield name, holder if blocks else None, True
             if resource.has_mixed_holders:
                 yield from repeat((name, None, True), holder.name_count() // NAMES_PER_READ)
     queue, own_entry = table.wait_queue(name), request.entry(name)
-    for waiters in (queue.exclusive, queue.shared) if mode else (queue.exclusive,):
+    for waiters in (queue.exclusive, queue.shared) if mode == X else (queue.exclusive,):
         for entry in waiters.between(None, own_entry):
             yield name, entry[2] if entry[2].owner != owner else None, False
 
 
-def _scan_special_resource(
-    table: LockTable, request: Request, name: str, mode: QueueMode
-) -> Iterator[tuple[str, Request | None, bool]]:
-    """Yield an item for each request on a counted resource or a subtree that may block `request`: name, blocker or None, held.
+def _scan_special_resource(table: LockTable, request: Request, name: str, mode: QueueMode) -> Iterator[ScannedItem]:
+    """Yield an item for each request on a counted resource or a subtree that may block `request`.
 
-    The name of a lock below a subtree is its own name, not the subtree.
+    An item for a held lock below a subtree has the name of this lock.
     """
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     blocking = list(CONFLICTS[mode])
@@ -185,18 +180,18 @@ def _scan_special_resource(
 
 
 def _waited_name(name: str, waiter: Request) -> str:
-    """Return the first name below the subtree `name` for which a request waits that does not wait for the subtree itself."""
+    """Return what a request in the queue of the subtree `name` waits for: its first name below the subtree, or the subtree."""
     if waiter.queue_mode(name) not in (IS, IX):
         return name
-    names = waiter.names()  # up to 1,024, so there is no Python code for each of them
-    return next(compress(names, map(str.startswith, names, repeat(name[:-2]))), name)
+    names = waiter.names()  # up to 1,024, so no Python code runs for each of them
+    is_below = map(str.startswith, names, repeat(name[:-2]))
+    return next(compress(names, is_below), name)
 
 
-def _count_unlisted(table: LockTable, request: Request) -> int:
-    """Return the number of locks that block a request, are below a subtree for which it waits, and are not among the
-    examples of the subtree.
+def _count_unlisted_below(table: LockTable, request: Request) -> int:
+    """Return how many locks below the subtrees of a waiting request block it and are not in `Subtree.examples`.
 
-    Returns 0 if the request belongs to a transaction with very many locks, which are not counted yet.
+    Returns 0 if the transaction of the request has very many locks that are not counted yet.
     """
     count = 0
     if table.uncounted_names(request) > MAX_SEARCHED_NAMES:
@@ -221,7 +216,7 @@ def _count_unlisted(table: LockTable, request: Request) -> int:
 
 @dataclass(slots=True)
 class Row:
-    """A held or waiting request. Only a waiting request has `blockers` and `blockers_total`."""
+    """A held or waiting request. Only a waiting request has `blockers`, the first ones, and `blockers_total`."""
 
     request: Request
     blockers: tuple[Blocker, ...] = ()
@@ -230,9 +225,9 @@ class Row:
 
 @dataclass(slots=True)
 class Inspection:
-    """A part of the lock table: held and waiting requests, and the total numbers of both, without the limit.
+    """The result of `inspect`: rows of held and of waiting requests, and how many requests match, with or without a row.
 
-    The rows are made as they are iterated, so that rows that do not fit into a message cost nothing.
+    A row is made when it is iterated, so that rows that do not fit into a message cost nothing.
     """
 
     holders: Iterable[Row]
@@ -250,13 +245,17 @@ def inspect(
     limit: int = 100,
     only: str | None = None,
 ) -> Inspection:
-    """Return the requests that match all given filters; without filters, all requests.
+    """Return the requests that match all given filters, or all requests if no filter is given.
 
-    A `resource` matches itself and the subtrees that contain it. A subtree also matches all names below it, whether or not
-    it is locked. At most `limit` rows are returned, holders first, and of these the holders of subtrees above the resource.
-    `only` (`holders` or `queue`) restricts the rows to held or to waiting requests. With subtrees, or with `transaction` and
-    `resource`, rows may be missing, and the totals are lower bounds, if there are very many requests to search. Waiters are
-    in queue order if a `resource` that is not a subtree is the only filter, otherwise by arrival.
+    - `resource` matches requests for this name and for subtrees that contain it. A subtree also matches requests for names below
+      it, even if no request names the subtree itself.
+    - At most `limit` rows are returned: first the holders, then the waiters. Holders of subtrees above `resource` are before
+      its own holders.
+    - `only` is `holders` or `queue`: the other requests get no rows.
+    - Waiters are in queue order if the only filter is a `resource` that is not a subtree, otherwise in order of arrival.
+
+    If there are very many requests to search, with subtrees or with both `transaction` and `resource`, rows may be missing, and
+    the totals are lower bounds.
     """
     matches = _find(table, resource, id, transaction)
     held = 0 if only == "queue" else min(limit, matches.holders_total)
@@ -272,16 +271,16 @@ def inspect(
 def _waiting_rows(table: LockTable, requests: Iterable[Request]) -> Iterator[Row]:
     """Yield the rows of waiting requests, with their blockers.
 
-    Reads at most `MAX_INSPECTED_REQUESTS` to count them, and `MAX_LISTING_READS` to list the first ones of the other rows. Then
-    rows are omitted.
+    After `MAX_INSPECTED_REQUESTS` reads, blockers are only listed and no longer counted. After `MAX_LISTING_READS` more reads,
+    the iteration ends.
     """
-    left = MAX_INSPECTED_REQUESTS
+    reads = 0
     limit = MAX_COUNTED_BLOCKERS + MAX_SCANNED  # the resources of a request count as read, too
     for request in requests:
-        if left <= -MAX_LISTING_READS:
+        if reads >= MAX_INSPECTED_REQUESTS + MAX_LISTING_READS:
             break
-        listed, total, read = sample_blockers(table, request, limit, count=left > 0)
-        left -= read
+        listed, total, row_reads = sample_blockers(table, request, limit, count=reads < MAX_INSPECTED_REQUESTS)
+        reads += row_reads
         yield Row(request, listed, min(total, MAX_COUNTED_BLOCKERS))
 
 
@@ -295,7 +294,7 @@ class Matches:
     queue_total: int
 
 
-def _all_of(holders: Collection[Request], queue: Collection[Request]) -> Matches:
+def _to_matches(holders: Collection[Request], queue: Collection[Request]) -> Matches:
     return Matches(holders, len(holders), queue, len(queue))
 
 
@@ -304,7 +303,7 @@ def _find(table: LockTable, name: str | None, id: int | None, transaction: str |
     if id is not None or transaction is not None:
         return _find_by_owner(table, name, id, transaction)
     if name is None or name == WHOLE_NAMESPACE:
-        return _all_of(table.held.values(), table.waiting.values())
+        return _to_matches(table.held.values(), table.waiting.values())
     if is_subtree(name):
         return _add_subtrees_above(table, name, *_find_within(table, name))
     return find_by_name(table, name)
@@ -319,7 +318,7 @@ def find_by_name(table: LockTable, name: str) -> Matches:
     holders = {} if resource is None else resource.holders
     queue = () if resource is None or resource.wait_queue is None else resource.wait_queue
     if not table.subtrees:
-        return Matches(holders.values(), len(holders), (entry[2] for entry in queue), len(queue))
+        return Matches(holders.values(), len(holders), map(_REQUEST, queue), len(queue))
     held_above, entries = of_subtrees_above(table, name)
     held = [request for request in held_above if request.id not in holders] if holders else held_above
     if queue:
@@ -328,24 +327,30 @@ def find_by_name(table: LockTable, name: str) -> Matches:
     return Matches(
         chain(held, holders.values()),
         len(held) + len(holders),
-        (entry[2] for entry in merged),
+        map(_REQUEST, merged),
         len(entries) + len(queue),
     )
 
 
 _POSITION = itemgetter(0, 1)
-"""The position of a queue entry. Entries of one request in several queues are equal."""
+"""The negated priority and the ticket of a queue entry. If the request has not moved, they are equal in all its queues."""
+
+_REQUEST = itemgetter(2)
+"""The request of a queue entry."""
 
 
 def _waits_in(name: str, request: Request) -> bool:
-    """Return whether a request that waits for a subtree above `name` also waits for `name`. Then it knows its queues."""
+    """Return whether a request that waits for a subtree above `name` also waits for `name`.
+
+    Such a request waits in more queues than it has names, so its `queue_modes` are set.
+    """
     return request.details is not None and name in (request.details.queue_modes or ())
 
 
 def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[QueueEntry]]:
     """Return the holders of the subtrees that contain `name`, and the queue entries of their waiters, sorted.
 
-    Reads at most `MAX_INSPECTED_REQUESTS` of each. If there are more waiters, the first ones of each queue are read.
+    Reads at most `MAX_INSPECTED_REQUESTS` holders, and as many waiters: if there are more, the first ones of each queue.
     """
     resources = [resource for _, resource in table.subtrees_above(name)]
     holders = chain.from_iterable([resource.holders.values() for resource in resources])
@@ -362,52 +367,55 @@ def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[
     limit = MAX_INSPECTED_REQUESTS // len(queues)
     # Sorting takes a third of the time of `merge`.
     entries = sorted(chain.from_iterable([islice(queue, limit) for queue in queues]), key=_POSITION)
-    first = {entry[2]: entry for entry in reversed(entries)}  # of each request, the first of its entries
-    return held, sorted(first.values(), key=_POSITION)
+    first_by_request = {
+        entry[2]: entry for entry in reversed(entries)
+    }  # the reversal makes the first entry overwrite others
+    return held, sorted(first_by_request.values(), key=_POSITION)
 
 
 def _add_subtrees_above(
     table: LockTable, name: str, held: list[Request], waiting: list[Request], transaction: str | None = None
 ) -> Matches:
-    """Return the requests `held` and `waiting`, and before them the requests for the subtrees that contain `name`.
+    """Return the requests `held` and `waiting`, together with the requests for the subtrees that contain `name`.
 
-    With `transaction`, add only requests of this transaction. Waiting requests are in order of arrival.
+    With `transaction`, only requests of this transaction are added. Holders of the subtrees are first. Waiting requests are in
+    order of arrival.
     """
     if not table.subtrees:
-        return _all_of(held, sorted(waiting, key=attrgetter("id")))
+        return _to_matches(held, sorted(waiting, key=attrgetter("id")))
     held_above, entries_above = of_subtrees_above(table, name)
-    above = [request for request in held_above if transaction in {None, request.transaction}]
+    held_above = [request for request in held_above if transaction in {None, request.transaction}]
     waiting_above = [entry[2] for entry in entries_above if transaction in {None, entry[2].transaction}]
-    return _all_of(
-        dict.fromkeys([*above, *held]), sorted(dict.fromkeys([*waiting, *waiting_above]), key=attrgetter("id"))
-    )
+    all_held = dict.fromkeys([*held_above, *held])  # without duplicates, in the same order
+    all_waiting = {*waiting, *waiting_above}
+    return _to_matches(all_held, sorted(all_waiting, key=attrgetter("id")))
 
 
 def _find_by_owner(table: LockTable, name: str | None, id: int | None, transaction: str | None) -> Matches:
     """Return the requests that match all given filters. An id or a transaction must be given."""
     if id is not None:
         request = table.find(id)
-        matches = request is not None and transaction in {None, request.transaction}
-        requests = [request] if matches and request is not None and (name is None or _names(request, name)) else []
-        holders = [request for request in requests if request.state is HELD]
-        queue = [request for request in requests if request.state is not HELD]
-        return _all_of(holders, queue)
+        if (
+            request is None
+            or transaction not in {None, request.transaction}
+            or (name is not None and not _matches_name(request, name))
+        ):
+            return _to_matches((), ())
+        return _to_matches([request], ()) if request.state is HELD else _to_matches((), [request])
     owner = None if transaction is None else table.transactions.get(transaction)
     if owner is None:
-        return _all_of((), ())
+        return _to_matches((), ())
     if name is None or name == WHOLE_NAMESPACE:
-        return _all_of(owner.held.values(), owner.waiting.values())
+        return _to_matches(owner.held.values(), owner.waiting.values())
     if is_subtree(name):
-        held, waiting = _within(name, owner.held.values()), _within(name, owner.waiting.values())
+        held, waiting = _named_within(name, owner.held.values()), _named_within(name, owner.waiting.values())
     else:
         held, waiting = _holders_of_owner(table, owner, name), _waiters_of_owner(table, owner, name)
     return _add_subtrees_above(table, name, held, waiting, transaction)
 
 
-def _names(request: Request, name: str) -> bool:
-    """Return whether a request names the resource `name`, a subtree that contains it, or if it is a subtree, a name below
-    it.
-    """
+def _matches_name(request: Request, name: str) -> bool:
+    """Return whether a request names `name` or a subtree that contains it. If `name` is a subtree, names below it match, too."""
     names = request.names()
     subtrees = () if request.details is None else request.details.subtrees
     return (
@@ -418,17 +426,18 @@ def _names(request: Request, name: str) -> bool:
 
 
 def _find_within(table: LockTable, subtree: str) -> tuple[list[Request], list[Request]]:
-    """Return the held and the waiting requests that name a subtree, or a name below it.
+    """Return the held and the waiting requests that name a subtree, or a name below it, in bounded time.
 
-    Compares `MAX_SEARCHED_NAMES` names with one holder, and as many others. Then it need not read the names of each request,
-    which would take ten times as long. Of the other names, it reads at most `MAX_READ_RESOURCES` with at most
-    `MAX_INSPECTED_REQUESTS` holders, and as many waiters.
+    Searches the names of the lock table: searching the names of each request would take ten times as long. Compares at most
+    `MAX_SEARCHED_NAMES` uncontended names, and as many others. Of the others that match, it reads at most
+    `MAX_READ_RESOURCES` resources, with at most `MAX_INSPECTED_REQUESTS` holders and as many waiters.
     """
     first, end = range_below(subtree)
     uncontended = table.uncontended
     names = [name for name in islice(uncontended, MAX_SEARCHED_NAMES) if first <= name < end]
     others = islice(table.resources.items(), MAX_SEARCHED_NAMES)
-    found = [*islice((resource for name, resource in others if first <= name < end), MAX_READ_RESOURCES)]
+    matching = (resource for name, resource in others if first <= name < end)
+    found = [*islice(matching, MAX_READ_RESOURCES)]
     holders = islice(chain.from_iterable([resource.holders.values() for resource in found]), MAX_INSPECTED_REQUESTS)
     held = dict.fromkeys(chain(map(uncontended.__getitem__, names), holders))
     entries: list[QueueEntry] = []
@@ -439,16 +448,16 @@ def _find_within(table: LockTable, subtree: str) -> tuple[list[Request], list[Re
     return sorted(held, key=attrgetter("fence")), [*waiting]
 
 
-def _within(subtree: str, requests: Iterable[Request]) -> list[Request]:
-    """Return the requests that name a subtree, or a name below it.
+def _named_within(subtree: str, requests: Iterable[Request]) -> list[Request]:
+    """Return those of the given requests that name a subtree, or a name below it.
 
-    Reads at most `MAX_INSPECTED_REQUESTS` of them, until they name `MAX_SEARCHED_NAMES` resources.
+    Reads at most `MAX_INSPECTED_REQUESTS` requests with at most `MAX_SEARCHED_NAMES` names.
     """
-    prefix, found, left = subtree[:-2], list[Request](), MAX_SEARCHED_NAMES
+    prefix, found, name_count = subtree[:-2], list[Request](), 0
     for request in islice(requests, MAX_INSPECTED_REQUESTS):
         names = request.names()
-        left -= len(names)
-        if left < 0:
+        name_count += len(names)
+        if name_count > MAX_SEARCHED_NAMES:
             break
         if any(map(str.startswith, names, repeat(prefix))):
             found.append(request)
@@ -456,23 +465,24 @@ def _within(subtree: str, requests: Iterable[Request]) -> list[Request]:
 
 
 def _holders_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
-    """Return the holders of a resource that belong to a transaction, through the shorter of the two tables.
+    """Return the holders of a resource that belong to a transaction.
 
-    At most `MAX_INSPECTED_REQUESTS` requests are read, so holders may be missing.
+    Reads the holders of the resource or the requests of the transaction, whichever are fewer, and at most
+    `MAX_INSPECTED_REQUESTS`. So holders may be missing.
     """
     resource = table.lookup(name)
     if resource is None or name not in owner.grants:
         return []
     holders, held = resource.holders, owner.held
-    read, other = (holders, held) if len(holders) <= len(held) else (held, holders)
-    return [request for id_, request in islice(read.items(), MAX_INSPECTED_REQUESTS) if id_ in other]
+    shorter, longer = (holders, held) if len(holders) <= len(held) else (held, holders)
+    return [request for id_, request in islice(shorter.items(), MAX_INSPECTED_REQUESTS) if id_ in longer]
 
 
 def _waiters_of_owner(table: LockTable, owner: Transaction, name: str) -> list[Request]:
     """Return the waiters for a resource that belong to a transaction, by arrival.
 
-    Reads the waiting requests of the transaction until they name `MAX_INSPECTED_REQUESTS` resources. If it has more, also
-    reads as many requests of the queue. Waiters may be missing only if both are longer.
+    Reads the waiting requests of the transaction until they name `MAX_INSPECTED_REQUESTS` resources, and then, if there are
+    more, the first `MAX_INSPECTED_REQUESTS` requests of the queue. Waiters may be missing only if both are longer.
     """
     resource = table.lookup(name)
     queue = None if resource is None else resource.wait_queue

@@ -21,24 +21,25 @@ from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, compact, ordered
 from genie.lock_modes import CONFLICTS, IS, IX, QueueMode, S, U, UnitCount, X, is_subtree
 
 MIN_UNIFORM_CHUNK = 16
-"""Number of entries of a chunk above which its uniform owner is kept. A shorter chunk is read again, which costs as much as
-the bookkeeping."""
+"""A chunk with more than this number of entries has an entry in `_uniform_owners`. Reading a shorter chunk again costs as much
+as the bookkeeping."""
 
 MERGED_SHARE: Final = 0.75
-"""Adjacent chunks are merged if they have at most this share of the greatest number of entries. Otherwise a client could make
-queues of very many short chunks, which each search reads. Less than 1, so that a merged chunk is not split soon."""
+"""Adjacent chunks are merged if together they have at most this share of `max_chunk` entries. Without merges, a client could
+make queues of very many short chunks, all of which each search reads. The share is less than 1, so that a merged chunk is not
+split soon."""
 
 MAX_ARRIVAL_STEPS = 6_000
 """Maximum number of steps to find the place of a new request in the wait queues and in the wait-for graph. One step reads an
 edge of the graph, reads a resource that an owner waits for, reads a request in a queue that is rearranged, or ranks an
 owner. A request that needs more steps is rejected."""
 STEPS_PER_MOVE = 2
-"""Steps for which the move of a request to another position counts, besides one for each of its names: the whole request must
-be stored again, with up to 1,024 names."""
+"""Number of steps for which the move of a request to another position counts, in addition to one step for each of its names:
+the whole request must be stored again, with up to 1,024 names."""
 
 MAX_MOVED_STEPS = 2_000
-"""Maximum number of `move_steps` of the waiters that have moved in the queue of a subtree. A step undoes all these moves, when
-the subtree is no longer locked or waited for."""
+"""Maximum number of `move_steps` of all waiters that have moved in the queue of one subtree. When the subtree is no longer locked
+or waited for, one step of the lock manager undoes all these moves."""
 
 _last = itemgetter(-1)
 
@@ -59,8 +60,8 @@ class SortedQueue:
     def __init__(self) -> None:
         self._chunks: list[list[QueueEntry]] = []
         self._uniform_owners: list[Owner | None] | None = None
-        """The owner of all entries of each chunk; None if it is not known. None instead of a list before
-        `_first_not_owned_by` has read a whole chunk of one owner."""
+        """For each chunk, the owner of all its entries, or None if the entries have several owners or were not read. There is
+        no list before `_first_not_owned_by` has found the first chunk of a single owner."""
 
     def __bool__(self) -> bool:
         return bool(self._chunks)
@@ -90,7 +91,10 @@ class SortedQueue:
         return first if first[2].owner != owner else self._first_not_owned_by(owner, None)
 
     def has_other_before(self, entry: QueueEntry, owner: Owner) -> bool:
-        """Return whether an entry of another owner than `owner` is before `entry`, which need not be in this queue."""
+        """Return whether this queue has an entry of another owner than `owner` before `entry`.
+
+        `entry` need not be in this queue.
+        """
         if not self._chunks:
             return False
         first = self._chunks[0][0]
@@ -99,10 +103,10 @@ class SortedQueue:
         return first[2].owner != owner or self._first_not_owned_by(owner, entry) is not None
 
     def _first_not_owned_by(self, owner: Owner, high: QueueEntry | None) -> QueueEntry | None:
-        """Return the first entry, before `high` if it is given, whose request has another owner, or None.
+        """Return the first entry whose request has another owner, or None. With `high`, search only the entries before it.
 
-        A client can make long queues of one owner, and each of its next requests searches them. So chunks in which an earlier
-        search has found no other owner are skipped, and a search reads about `max_chunk` entries.
+        A client can make long queues of one owner, and each of its next requests searches them. So the search skips chunks in
+        which an earlier search has found no other owner, and reads about `max_chunk` entries.
         """
         for index, chunk in enumerate(self._chunks):
             if self._uniform_owners is None or self._uniform_owners[index] != owner:
@@ -151,17 +155,14 @@ class SortedQueue:
         self._uniform_owners = None
 
     def collect(self, found: list[QueueEntry], limit: float = inf) -> None:
-        """Add all entries to `found`, or the first ones until it has `limit`. This is faster than an iteration.
-
-        The last chunk may exceed the limit.
-        """
+        """Append all entries to `found`, chunk by chunk, until it has at least `limit`. This is faster than an iteration."""
         for chunk in self._chunks:
             if len(found) >= limit:
                 break
             found += chunk
 
     def pop_chunk(self) -> list[QueueEntry]:
-        """Remove and return the first entries, at most `max_chunk`. There must be some."""
+        """Remove and return the entries of the first chunk. The queue must not be empty."""
         self._uniform_owners = None
         return self._chunks.pop(0)
 
@@ -180,7 +181,7 @@ class SortedQueue:
             self._uniform_owners = None
 
     def _remove_from_many(self, entry: QueueEntry) -> None:
-        """Remove an entry from one of several chunks. If the chunk and an adjacent one are short, merge both."""
+        """Remove an entry from one of several chunks, and merge the chunk with an adjacent one if both are short."""
         chunks = self._chunks
         index = bisect_left(chunks, entry, key=_last)
         chunk = chunks[index]
@@ -219,7 +220,7 @@ class SortedQueue:
         return next(self.between(entry, None), None)
 
     def between(self, low: QueueEntry | None, high: QueueEntry | None) -> Iterator[QueueEntry]:
-        """Yield the entries between `low` and `high`, without these two. A bound may be omitted with None."""
+        """Yield the entries after `low` and before `high`. With None for a bound, the queue itself is the bound."""
         chunks = self._chunks
         index = 0 if low is None else bisect_right(chunks, low, key=_last)
         while index < len(chunks):
@@ -234,10 +235,10 @@ class SortedQueue:
 
 
 class UnitQueue(SortedQueue):
-    """The waiters for units, with the sums of what they ask for.
+    """The waiters for units, with cached sums of the units that they ask for.
 
-    A client can make a queue of a million waiters that all fit into a limit of a million units, and each check of a waiter needs
-    the units of all earlier ones. So the sums of each chunk are kept until the chunk changes, and a check reads one chunk.
+    The check of a waiter needs the sum of the units of all earlier waiters, and a queue may have a million waiters. So the sum
+    of each chunk is cached until the chunk changes, and a check reads the entries of one chunk.
     """
 
     __slots__ = ("_chunk_sums", "_sums_before")
@@ -247,9 +248,10 @@ class UnitQueue(SortedQueue):
     def __init__(self) -> None:
         super().__init__()
         self._chunk_sums: dict[int, UnitCount] = {}
-        """The units and the smallest limit of the waiters of a chunk, by the identity of the list."""
+        """By the `id` of a chunk: the sum of the units of its waiters, and their smallest limit."""
         self._sums_before: list[UnitCount] = [NO_WAITERS]
-        """For each of the first chunks, the units and the smallest limit of the waiters of all earlier chunks."""
+        """At the index of a chunk: the sum of the units of the waiters in all earlier chunks, and their smallest limit. Ends
+        before the first chunk after a change."""
 
     def add(self, entry: QueueEntry) -> None:
         """Insert an entry at its sorted position."""
@@ -272,31 +274,30 @@ class UnitQueue(SortedQueue):
     def add_units_before(
         self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False
     ) -> UnitCount:
-        """Add the units of `name` that all waiters before `entry` ask for to `units`, whose limit becomes the smallest one.
+        """Return the sum of `units` and of the units that the waiters before `entry` ask for, and the smallest limit of all.
 
-        None: all waiters. `included`: also those of `entry` itself, if it is in the queue. The result is incomplete if the limit
-        is reached.
+        `name` is the resource of this queue. With None for `entry`, all waiters count. With `included`, `entry` itself counts,
+        too, if it is in the queue. Once the sum reaches the smallest limit, later waiters may be missing in both.
         """
-        chunks, before = self._chunks, self._sums_before
-        index = len(chunks)
-        if entry is not None:
-            index = (bisect_right if included else bisect_left)(chunks, entry, key=_last)
+        chunks, sums_before = self._chunks, self._sums_before
+        bisect = bisect_right if included else bisect_left
+        index = len(chunks) if entry is None else bisect(chunks, entry, key=_last)  # of the chunk that contains `entry`
         if index:
-            if len(before) <= index:
-                first = _add_units(units, islice(chunks[0], MIN_UNIFORM_CHUNK), name)
-                if first[0] >= first[1]:  # the usual case: few units, and a long queue
-                    return first
-            while len(before) <= index:
-                chunk = chunks[len(before) - 1]
+            if len(sums_before) <= index:
+                of_first_waiters = _add_units(units, islice(chunks[0], MIN_UNIFORM_CHUNK), name)
+                if of_first_waiters[0] >= of_first_waiters[1]:  # the usual case: few units, and a long queue
+                    return of_first_waiters
+            while len(sums_before) <= index:
+                chunk = chunks[len(sums_before) - 1]
                 of_chunk = self._chunk_sums.get(id(chunk))
                 if of_chunk is None:
                     of_chunk = self._chunk_sums[id(chunk)] = _add_units(NO_WAITERS, chunk, name)
-                before.append(_sum(before[-1], of_chunk))
-            units = _sum(units, before[index])
+                sums_before.append(_sum(sums_before[-1], of_chunk))
+            units = _sum(units, sums_before[index])
         if index == len(chunks) or entry is None:
             return units
         chunk = chunks[index]
-        return _add_units(units, islice(chunk, (bisect_right if included else bisect_left)(chunk, entry)), name)
+        return _add_units(units, islice(chunk, bisect(chunk, entry)), name)
 
     def _forget_sums(self, entry: QueueEntry) -> None:
         """Drop the sums that change when `entry` is added or removed."""
@@ -307,11 +308,11 @@ class UnitQueue(SortedQueue):
 
 
 NO_WAITERS: Final[UnitCount] = (0, maxsize)
-"""The units that no waiters ask for, and their limit."""
+"""The sum of the units and the smallest limit of no waiters."""
 
 
 def move_steps(requests: Iterable[Request]) -> int:
-    """Return the steps for which the moves of requests to other positions count."""
+    """Return the number of steps, of `MAX_ARRIVAL_STEPS`, for which moves of these requests to other positions count."""
     return sum([STEPS_PER_MOVE + request.name_count() for request in requests])
 
 
@@ -320,7 +321,7 @@ def _sum(one: UnitCount, other: UnitCount) -> UnitCount:
 
 
 def _add_units(units: UnitCount, entries: Iterable[QueueEntry], name: str) -> UnitCount:
-    """Add the units of waiters, until the smallest limit is reached."""
+    """Return the sum of `units` and of the units of waiters, and their smallest limit. Ends once the sum reaches this limit."""
     total, smallest = units
     for entry in entries:
         asked, limit = entry[2].units[name]
@@ -369,10 +370,10 @@ class LockedResource:
         return 0 < self.exclusive_count < len(self.holders)
 
     def holder_mode(self, name: str, holder: Request) -> QueueMode:
-        """Return the mode in which `holder` holds this resource, which is `name`.
+        """Return the mode in which `holder` holds this resource, which has the name `name`.
 
-        A holder may hold a thousand resources, so its names are searched only if one owner holds this one in several modes.
-        `Request.queue_mode` would build a dict of all names of each holder that is read.
+        A holder may hold a thousand resources, so its names are searched only if `has_mixed_holders`. `Request.queue_mode`
+        would build a dict of all names of the holder.
         """
         if holder.details is not None and name in holder.details.units:
             return U
@@ -396,14 +397,14 @@ class WaitQueue:
         self.shared = SortedQueue()
         self.exclusive = SortedQueue()
         self.others: dict[QueueMode, SortedQueue] = NO_QUEUES
-        """The queues of the other modes, none of them empty: `U` of a counted resource, the others of a subtree."""
+        """The queues of the other modes: `U` for a counted resource, intentions for a subtree. An empty queue is removed."""
         self.non_simple_count = 0
-        """Number of waiters that are not `simple`. If it is 0, no cycle passes through this queue."""
+        """Number of waiters that are not `simple`. If it is 0, no cycle of the wait-for graph passes through this queue."""
         self.inverted: dict[int, Request] | None = None
-        """By id, the waiters whose position is that of another priority, because a rearrangement put a request before a
-        request of higher priority. None if there are no such waiters."""
+        """By id, the waiters in a priority inversion: they have a position of another priority than their own, because a
+        rearrangement put a request before a request of higher priority. None if there are no such waiters."""
         self.moved: dict[int, Request] = NO_REQUESTS
-        """By id, the waiters that a rearrangement has moved in this queue, if it is the queue of a subtree."""
+        """By id, the waiters that a rearrangement has moved in this queue. Only for the queue of a subtree."""
 
     def __len__(self) -> int:
         return len(self.shared) + len(self.exclusive) + sum(map(len, self.others.values()))
@@ -415,7 +416,7 @@ class WaitQueue:
         return merge(self.shared, self.exclusive) if self.exclusive else iter(self.shared)
 
     def of_mode(self, mode: QueueMode) -> SortedQueue:
-        """Return the queue of one mode, to read it."""
+        """Return the queue of one mode. The caller must not add to it: the result may be `NO_ENTRIES`."""
         return self.shared if mode == S else self.exclusive if mode == X else self.others.get(mode, NO_ENTRIES)
 
     def modes(self) -> list[QueueMode]:
@@ -423,13 +424,13 @@ class WaitQueue:
         return [mode for mode, queue in ((S, self.shared), (X, self.exclusive)) if queue] + list(self.others)
 
     def conflicting(self, mode: QueueMode) -> list[SortedQueue]:
-        """Return the queues of the modes that conflict with `mode`, without the empty ones."""
+        """Return the queues of the modes that conflict with `mode`, without empty queues."""
         return [queue for other in CONFLICTS[mode] if (queue := self.of_mode(other))]
 
     def add_units_before(
         self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False
     ) -> UnitCount:
-        """Add what waiters ask for to `units`: see `UnitQueue`."""
+        """Return the result of `UnitQueue.add_units_before` for the waiters for units, or `units` if there are none."""
         queue = self.others.get(U)
         return queue.add_units_before(name, units, entry, included=included) if isinstance(queue, UnitQueue) else units
 
@@ -453,8 +454,9 @@ class WaitQueue:
             del self.others[mode]
 
     def collect(self, found: list[QueueEntry], *, with_intentions: bool = True, limit: float = inf) -> None:
-        """Add entries to `found`, in any order, until it has about `limit`. Without intentions, add only those of requests that
-        name this resource.
+        """Append entries to `found`, in any order, until it has about `limit`.
+
+        Without `with_intentions`, only the entries of requests that name this resource are appended.
         """
         self.shared.collect(found, limit)
         self.exclusive.collect(found, limit)
@@ -463,7 +465,7 @@ class WaitQueue:
                 queue.collect(found, limit)
 
     def pop_chunk(self) -> list[QueueEntry]:
-        """Remove and return the first entries of one mode in the queue of a subtree. There must be some."""
+        """Remove and return entries of one intention from the queue of a subtree. There must be some."""
         mode, queue = next(iter(self.others.items()))
         entries = queue.pop_chunk()
         if not queue:
@@ -480,16 +482,17 @@ class WaitQueue:
         return list(self)
 
     def entries_between(self, low: QueueEntry, high: QueueEntry, limit: int) -> list[QueueEntry]:
-        """Return the first `limit` entries between `low` and `high`, without these two."""
+        """Return the entries of all modes after `low` and before `high`, at most `limit`."""
         queues = [queue.between(low, high) for queue in (self.shared, self.exclusive, *self.others.values())]
         return list(islice(merge(*queues), limit))
 
     def insert(self, name: str, request: Request, mode: QueueMode, moved: dict[Request, int]) -> None:
         """Insert a new request after the last request of the same or a higher priority.
 
-        Other requests change their positions only if the queue contains a priority inversion. They are added to `moved`, an
-        ordered set. The value of the new request in `moved` is the number of steps for the requests that its insertions have
-        read or moved. If it exceeds `MAX_ARRIVAL_STEPS`, the position in this queue is wrong, and the request must leave.
+        Other requests change their positions only if the queue contains a priority inversion. Each of them becomes a key of
+        `moved`, with the value 0. `moved[request]` becomes the number of steps that the insertions of the new request have
+        taken, in this queue and in earlier ones. If it exceeds `MAX_ARRIVAL_STEPS`, the position in this queue is wrong, and the
+        request must leave all queues.
         """
         if not request.simple:
             self.non_simple_count += 1
@@ -503,35 +506,33 @@ class WaitQueue:
             self.add(request.entry(name), mode)
 
     def _insert_among_inverted(self, name: str, request: Request, mode: QueueMode, moved: dict[Request, int]) -> None:
-        """Insert a new request into a queue with a priority inversion: its sorted position may be wrong.
+        """Insert a new request into a queue with a priority inversion.
 
-        The new request exchanges its position with the requests that it must be after or before, and each of these requests
-        moves by one position.
+        There, the sorted position of the new request may be before requests that it must be after, or after requests that it
+        must be before. Each of these requests moves by one position, and the new request gets the position that becomes free.
         """
         entry = request.entry(name)
         steps = moved.get(request, 0) + len(self.inverted or ())
         demoted = self._last_demoted(name, request.priority)
-        room = max(0, MAX_ARRIVAL_STEPS - steps)
-        limit = room // STEPS_PER_MOVE
+        steps_left = max(0, MAX_ARRIVAL_STEPS - steps)
+        max_moves = steps_left // STEPS_PER_MOVE
         if demoted is not None:
-            others = [*self.entries_between(entry, demoted, limit), demoted]
+            others = [*self.entries_between(entry, demoted, max_moves), demoted]
         else:
-            others = self._lower_priorities_before(entry, request, limit)
+            others = self._lower_priorities_before(entry, request, max_moves)
         self.add(entry, mode)
         requests = [other[2] for other in others]
-        moves = move_steps(requests) if self.may_move(name, requests) else room + 1
-        if moves <= room:
-            if demoted is not None:
+        needed_steps = move_steps(requests) if self.may_move(name, requests) else steps_left + 1
+        if needed_steps <= steps_left:
+            if demoted is not None:  # the new request moves back
                 changed = self.rearrange(name, [entry, *others], [*requests, request])
-            else:
+            else:  # the new request moves forward
                 changed = self.rearrange(name, [*others, entry], [request, *requests])
             moved |= dict.fromkeys(changed, 0)
-        moved[request] = steps + moves
+        moved[request] = steps + needed_steps
 
     def _last_demoted(self, name: str, priority: float) -> QueueEntry | None:
-        """Return the last entry at a position of lower priority than `priority` whose request has at least this priority, or
-        None.
-        """
+        """Return the last demoted entry, or None: its request has at least `priority`, and its position has a lower priority."""
         last: QueueEntry | None = None
         for request in (self.inverted or {}).values():
             entry = request.entry(name)
@@ -540,13 +541,16 @@ class WaitQueue:
         return last
 
     def remove_inverted(self, id: int) -> None:
-        """Remove a request from `inverted` if it is there, because it is no longer at the position of another priority."""
+        """Remove a request from `inverted`, if it is there: it is no longer at a position of another priority."""
         if self.inverted is not None:
             self.inverted.pop(id, None)
             self.inverted = self.inverted or None
 
     def _lower_priorities_before(self, entry: QueueEntry, request: Request, limit: int) -> list[QueueEntry]:
-        """Return the entries of lower priority right before the entry of a new request, at most one more than `limit`."""
+        """Return the entries directly before `entry` whose requests have a lower priority than `request`, in queue order.
+
+        Returns at most `limit + 1` entries, so that the caller can detect that there are too many.
+        """
         found: list[QueueEntry] = []
         before = self._before(entry)
         while before is not None and before[2].priority < request.priority and len(found) <= limit:
@@ -562,38 +566,39 @@ class WaitQueue:
         """
         original, entry = request.queue_entry, request.entry(name)
         assert original is not None  # noqa: S101 - what mypy needs to know
-        moved: list[QueueEntry] = []
-        forward = entry[:2] < original[:2]
+        moved: list[QueueEntry] = []  # the entries from the current position of the request to its original position
+        has_moved_forward = entry[:2] < original[:2]
         other: QueueEntry | None = entry
         while other is not None and (not moved or moved[-1][:2] != original[:2]):
-            other = self._after(other) if forward else self._before(other)
+            other = self._after(other) if has_moved_forward else self._before(other)
             if other is not None:
                 moved.append(other)
         others = [each[2] for each in moved]
-        if forward:
+        if has_moved_forward:
             self.rearrange(name, [entry, *moved], [*others, request])
         else:
             self.rearrange(name, [*reversed(moved), entry], [request, *reversed(others)])
 
     def may_move(self, name: str, requests: Iterable[Request]) -> bool:
-        """Return whether waiters may be moved. In the queue of a subtree, few may have moved: see `MAX_MOVED_STEPS`."""
+        """Return whether waiters may be moved in this queue. In the queue of a subtree, `MAX_MOVED_STEPS` is the limit."""
         if not is_subtree(name):
             return True
-        return move_steps((self.moved | {request.id: request for request in requests}).values()) <= MAX_MOVED_STEPS
+        all_moved = self.moved | {request.id: request for request in requests}
+        return move_steps(all_moved.values()) <= MAX_MOVED_STEPS
 
     def rearrange(self, name: str, entries: Sequence[QueueEntry], order: Sequence[Request]) -> list[Request]:
-        """Give the positions of `entries`, which are sorted, to the same requests in another `order`.
+        """Put the requests of `entries`, which are sorted, into `order`. Return the requests whose positions changed.
 
-        Return the requests whose positions changed. The set of positions, (priority, ticket) pairs, stays the same, so a later
-        request is inserted before or after the same positions as without the change.
+        The requests exchange their positions, which are (negated priority, ticket) pairs. The set of positions stays the same,
+        so later requests are inserted as without the change.
         """
-        changed = [(entry, request) for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
-        for entry, _ in changed:
+        moves = [(entry, request) for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
+        for entry, _ in moves:
             self.remove(entry, entry[2].queue_mode(name))
-        for entry, request in changed:
+        for entry, request in moves:
             request.move(name, entry)
             self._insert_entry(name, request, request.queue_mode(name))
-        return [request for _, request in changed]
+        return [request for _, request in moves]
 
     def restore(self, name: str, request: Request, mode: QueueMode) -> None:
         """Insert a request that was loaded from the store, at its stored position."""
@@ -601,7 +606,7 @@ class WaitQueue:
         self._insert_entry(name, request, mode)
 
     def restore_all(self, name: str, requests: Iterable[Request], mode: QueueMode) -> None:
-        """Insert many requests, none of them `simple`, at their stored positions: the waiters below the subtree `name`."""
+        """Insert many waiters below the subtree `name`, none of them `simple`, at their stored positions."""
         self._create_queue(mode)
         entries = [request.entry(name) for request in requests]
         self.of_mode(mode).add_all(entries)
@@ -611,13 +616,13 @@ class WaitQueue:
                 self._note_position(name, entry)
 
     def _insert_entry(self, name: str, request: Request, mode: QueueMode) -> None:
-        """Insert a request at the position that its entry specifies."""
+        """Insert a request at the position of its entry for `name`."""
         entry = request.entry(name)
         self.add(entry, mode)
         self._note_position(name, entry)
 
     def _note_position(self, name: str, entry: QueueEntry) -> None:
-        """Add the request of an entry to `inverted` if it is at the position of another priority, and to `moved` if it has moved."""
+        """Update `inverted`, and `moved` in the queue of a subtree, for the request of a new entry."""
         request = entry[2]
         if is_subtree(name):
             if request.moved is not None and name in request.moved:

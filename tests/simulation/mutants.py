@@ -444,7 +444,7 @@ MUTANTS = [
     Mutant(
         "shared locks ignore an exclusive one",
         "core/grant.py",
-        "    return resource.exclusive_count > 0 and not own_count",
+        "    return resource.exclusive_count > 0 and not own_grants",
         "    return False",
     ),
     Mutant(
