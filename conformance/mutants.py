@@ -422,8 +422,8 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "repeated units are not added up",
         "protocol/resources.py",
-        "            asked = min(asked[0] + others[0], limit), limit\n",
-        "            asked = asked[0], limit\n",
+        "            asked = min(count + other_count, merged_limit), merged_limit\n",
+        "            asked = count, merged_limit\n",
         source="4",
     ),
     Mutant(
@@ -446,8 +446,8 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "repeated units are replaced",
         "protocol/resources.py",
-        "total, limit = units[0] + others[0], units[1]",
-        "total, limit = others[0], units[1]",
+        "total = count + other_count",
+        "total = other_count",
         source="Units",
     ),
     Mutant(

@@ -97,7 +97,15 @@ def _error_of(read: Callable[[Any], object], prefix: str = "is invalid: ") -> Ch
 
 def _first_of(*checks: Check) -> Check:
     """Return a check that returns the first requirement which a value violates, in the order of `checks`."""
-    return lambda value: next((error for check in checks if (error := check(value)) is not None), None)
+
+    def check_in_order(value: Any) -> str | None:
+        for check in checks:
+            violated = check(value)
+            if violated is not None:
+                return violated
+        return None
+
+    return check_in_order
 
 
 TIMEOUT_RULE: Final = _number_rule(1, MAX_TIMEOUT_MS)
@@ -436,14 +444,15 @@ def _is_deeper_than(value: object, depth: int) -> bool:
 
     The search is iterative, so that deeply nested input can't exhaust the stack.
     """
-    level: Iterable[object] = [value]
+    values_of_level: list[object] = [value]
     for _ in range(depth + 1):
-        level = [  # the values inside the lists and objects of the level above
-            inner
-            for outer in level
-            if type(outer) in (dict, list)
-            for inner in (outer.values() if type(outer) is dict else outer)  # type: ignore[attr-defined]
-        ]
-        if not level:
+        inner_values: list[object] = []
+        for outer in values_of_level:
+            if isinstance(outer, dict):
+                inner_values += outer.values()
+            elif isinstance(outer, list):
+                inner_values += outer
+        if not inner_values:
             return False
+        values_of_level = inner_values
     return True

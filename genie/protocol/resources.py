@@ -113,8 +113,8 @@ def split_checked(resources: Sequence[str]) -> Names:
     Also raises ValueError for too many subtrees, and for a subtree with too many levels. `split_by_mode`, which runs for every
     request, omits these checks, because few requests name subtrees.
     """
-    names = split_by_mode(resources)
-    subtrees = [name for name in (*names[0], *names[1]) if is_subtree(name)]
+    names = in_shared_mode, in_exclusive_mode, _ = split_by_mode(resources)
+    subtrees = [name for name in (*in_shared_mode, *in_exclusive_mode) if is_subtree(name)]
     if len(subtrees) > MAX_SUBTREES:
         raise ValueError(f"a request must name at most {MAX_SUBTREES} subtrees, not {len(subtrees)}")
     for name in subtrees:
@@ -132,9 +132,10 @@ def _check_levels(subtree: str) -> None:
 
 def _add_units(name: str, units: UnitCount, others: UnitCount) -> UnitCount:
     """Return the sum of units of one name. Raises ValueError if their limits differ, or the sum exceeds the limit."""
-    if units[1] != others[1]:
-        raise ValueError(f"{name[:64]!r} is requested with limits of {units[1]} and {others[1]} units: use one limit")
-    total, limit = units[0] + others[0], units[1]
+    (count, limit), (other_count, other_limit) = units, others
+    if limit != other_limit:
+        raise ValueError(f"{name[:64]!r} is requested with limits of {limit} and {other_limit} units: use one limit")
+    total = count + other_count
     if total > limit:
         raise ValueError(f"{total} units of {name[:64]!r} are requested in total, but at most {limit} may be in use")
     return total, limit
@@ -242,14 +243,15 @@ def merge(resources: Iterable[str]) -> dict[str, str]:
         if mode != other_mode:
             mode, asked = X, None
         elif asked is not None and others is not None:
-            limit = min(asked[1], others[1])
-            asked = min(asked[0] + others[0], limit), limit
+            (count, limit), (other_count, other_limit) = asked, others
+            merged_limit = min(limit, other_limit)
+            asked = min(count + other_count, merged_limit), merged_limit
         merged[name] = mode, asked
     return {name: lock_text(name, mode, asked) for name, (mode, asked) in merged.items()}
 
 
 def strongest(one: str, other: str) -> str:
-    """Return the weakest resource that locks as much as each of two resources of the same name. Units are not added up."""
+    """Return a resource that locks at least as much as each of two resources of the same name. Units are not added up."""
     mode, name, units = parse_resource(one)
     other_mode, _, others = parse_resource(other)
     if mode != other_mode:

@@ -63,7 +63,8 @@ UNKNOWN_TOKEN = Denial("unknown token", RequestRejected(Code.UNAUTHORIZED, "the 
 """The same error for all unknown tokens, so that the error reveals nothing about a guessed token."""
 
 ACCESS_REVOKED = RequestRejected(
-    Code.UNAUTHORIZED, "access revoked: this principal, or its permission for what it was doing, was removed"
+    Code.UNAUTHORIZED,
+    "access revoked: the principal of this connection, or its permission for a watched prefix, was removed",
 )
 
 

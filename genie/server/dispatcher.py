@@ -184,6 +184,7 @@ class Dispatcher:
         self.notifier.handle_events(self._step(_EXPIRE, now), now)
 
     def _expire_sessions(self, now: float) -> None:
+        """End expired sessions, up to `MAX_EXPIRED_SESSIONS` sessions, locks and retained replies in total."""
         self._ended_count = 0
         for session in self.sessions.expired(now, MAX_EXPIRED_SESSIONS):
             self._ended_count += 1 + len(session.retained_replies or ())
@@ -199,6 +200,7 @@ class Dispatcher:
         return self._recover_in_parts(self._unrestored, clock)
 
     def _recover_in_parts(self, replies: list[RetainedReply], clock: Callable[[], float]) -> Iterator[None]:
+        """Do the work of `recover`. Yield after each part."""
         table, sessions, handle_events = self._table, self.sessions, self.notifier.handle_events
         for some in _slices(replies):
             for reply in some:
@@ -662,10 +664,10 @@ class Dispatcher:
         self.outcome.closing.append(connection)
 
     def _end_input(self, now: float, connection: Peer) -> bool:
-        """Handle the end of a connection's input: release the requests bound to the connection, then close it.
+        """Handle the end of a connection's input: end or detach its session, then close it. Return False if slices are left.
 
-        Return False if slices are left. A session with a key is detached: the client can resume it on another connection,
-        and its requests end only if the session expires. Without a key the requests that are bound to the connection end now.
+        A session with a key is detached: the client can resume it on another connection, and its requests end only if the session
+        expires. Without a key, the requests that are bound to the connection end now.
         """
         session = connection.session
         self.watches.remove_all(connection)
@@ -677,7 +679,7 @@ class Dispatcher:
                 session.connection = None
             if not self._end_requests(session, now):
                 return False
-        if session.key is None and connection.closed:  # after a half-close replies are sent, so the session is kept
+        if session.key is None and connection.closed:  # after a half-close, the session is kept: replies are still sent
             self.sessions.end_keyless(session, principal_name(connection))
         self.outcome.closing.append(connection)
         return True
@@ -708,7 +710,7 @@ class Dispatcher:
         for request in kept:
             session.remove(request)
             note = request.context.note
-            # If the note is that of the session, the request is charged for it from now on.
+            # `remove` has copied the note of the session to a request without a note: now the request is charged for it.
             if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:
                 self.size.charge_again(request, excess_bytes(request))
                 self.limits.check_next()
@@ -718,9 +720,11 @@ class Dispatcher:
                 session.remove(request)
         if ended:
             self.notifier.handle_events(self._step(Disconnect(ended), now), now)
-        if not ending and session.bound:
-            session.ending = None  # requests that have arrived since the first slice end in another one
-        return not ending and not session.bound
+        if ending:
+            return False
+        if session.bound:  # requests that have arrived since the first slice: the next slice begins with them
+            session.ending = None
+        return not session.bound
 
 
 def _slices(items: list[T]) -> Iterator[list[T]]:

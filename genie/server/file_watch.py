@@ -36,6 +36,7 @@ class FileWatch:
 
 
 def _fingerprint(path: str) -> Fingerprint:
+    """Return the fingerprint of a file, following symbolic links."""
     try:
         status = os.stat(path)  # noqa: PTH116 - the path of a setting
     except OSError:

@@ -236,6 +236,7 @@ def _deadlock_fields(deadlock: Deadlock) -> dict[str, Any]:
 
 
 def _step_fields(wait: Wait) -> dict[str, Any]:
+    """Return the log fields of one step of a deadlock's cycle."""
     return {
         "waiter": wait.waiter,
         "resource": wait.resource,

@@ -230,26 +230,25 @@ class Notifier:
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`
                 return request
-            reply = RetainedReply(request.id, request.ref, session, now, b"", reason, request)
-            if self._charges and self.size.is_large(request.id):
-                reply.request, reply.fingerprint = None, fingerprint(request)
-            session.retain(reply)
-            retained = session.retained_replies
-            if (
-                retained is not None
-                and len(retained) > session.reply_limit
-                and not self.sessions.raise_reply_limit(session, request.context.principal)
-            ):
-                session.drop_oldest_reply()
-            return request
-        if len(message) > MAX_RETAINED_REPLY_BYTES:
+            message = b""
+        elif len(message) > MAX_RETAINED_REPLY_BYTES:
             message = replies.ended(request.id, reason, request.ref)  # without blockers or cycle
         reply = RetainedReply(request.id, request.ref, session, now, message, reason, request)
-        if self._charges and self.size.is_large(request.id):
+        if self._charges and self.size.is_large(
+            request.id
+        ):  # keep only a digest of the long texts, which are not charged now
             reply.request, reply.fingerprint = None, fingerprint(request)
-        for id_ in self.sessions.retain(session, reply):
-            self.outcome.delete(id_)
-        return reply
+        if session.key is not None:
+            for id_ in self.sessions.retain(session, reply):
+                self.outcome.delete(id_)
+            return reply
+        session.retain(reply)
+        reply_count = len(session.retained_replies or ())
+        if reply_count > session.reply_limit and not self.sessions.raise_reply_limit(
+            session, request.context.principal
+        ):
+            session.drop_oldest_reply()
+        return request
 
     def on_extended(self, event: core.Extended, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Send `extended`."""
@@ -322,7 +321,10 @@ class Notifier:
         self.reject(
             requester,
             RequestRejected(
-                Code.BAD_REQUEST, f"extend: {id_} still waits; only a held lock can be extended", ref=ref, id=id_
+                Code.BAD_REQUEST,
+                f"extend: request {id_} still waits; only a held lock can be extended",
+                ref=ref,
+                id=id_,
             ),
         )
 

@@ -206,7 +206,8 @@ class IterationTurns:
         self._batches_before = max(len(self._batches.ran), 1)
         kinds = self._slow, self._slices, self._batches
         for kind in kinds:
-            kind.skipped = kind.skipped + 1 if kind.late and not kind.ran else 0
+            was_skipped = len(kind.late) > 0 and not kind.ran
+            kind.skipped = kind.skipped + 1 if was_skipped else 0
             kind.late_before, kind.late = kind.late, {}
             kind.ran.clear()
         most_skipped = max(kinds, key=lambda kind: kind.skipped)
@@ -217,6 +218,7 @@ class IterationTurns:
         self._iteration += 1
         if self._iteration > self._overdue_until:
             self._overdue = None
+        # While active, each part asks whether it may begin.
         has_waiting_callers = self._overdue is not None or any(kind.late_before for kind in kinds)
         self.is_active = has_waiting_callers or self._resting > 0 or self._batches_before > 1
         if len(self._exhausting) > MAX_REMEMBERED:
