@@ -160,7 +160,8 @@ class LoadConnection:
         self.protocol_error = ""
         """Description of an invalid message, after which the connection is unusable. Empty if there was none."""
         self.rejection = ""
-        """The last error before the server accepted the first request, for example a missing token. Empty after that."""
+        """The last error before the server accepted the first request, for example a missing token. Empty after
+        that."""
         self._has_accepted_request = False
 
     @property
@@ -226,8 +227,8 @@ class LoadConnection:
     def _on_released(self, released: messages.Released.Payload, now_ns: int, commands: list[bytes]) -> None:
         """Complete a cycle of a slot and start the next cycle.
 
-        If the request ended without a release by this connection, for example by a timeout, count an error and make the slot
-        idle. After `stop` no cycle is started.
+        If the request ended without a release by this connection, for example by a timeout, count an error and make the
+        slot idle. After `stop` no cycle is started.
         """
         slot = self._slot_by_request_id.pop(released.id, None)
         if slot is None:  # the reply to a release that was sent when the request had already ended

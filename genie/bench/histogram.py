@@ -40,9 +40,9 @@ class Histogram:
     def quantile_ns(self, per_mille: int) -> int | None:
         """Return a quantile of the counted durations in ns, or None if nothing was counted.
 
-        `per_mille` selects the quantile in thousandths, from 1 to 1,000: 500 is the median. The duration with the nearest rank is
-        rounded up to the upper bound of its bucket, but not above the maximum. So the result is never too low, and at most
-        `PRECISION` (relative) too high.
+        `per_mille` selects the quantile in thousandths, from 1 to 1,000: 500 is the median. The duration with the
+        nearest rank is rounded up to the upper bound of its bucket, but not above the maximum. So the result is never
+        too low, and at most `PRECISION` (relative) too high.
         """
         if not 1 <= per_mille <= 1000:  # noqa: PLR2004
             raise ValueError(f"a quantile must be given in 1 to 1000 thousandths, not {per_mille}")

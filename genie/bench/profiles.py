@@ -82,7 +82,8 @@ class Phase:
     seconds: float = field(default=10, metadata={"min": 0.1, "max": 86_400})
     connections: int = field(default=16, metadata={"min": 1, "max": 1_000})
     rate: float = field(default=0, metadata={"min": 0, "max": 100_000})
-    """Transactions that arrive per second, at random times. With 0 (closed loop), each connection executes one after the other."""
+    """Transactions that arrive per second, at random times. With 0 (closed loop), each connection executes one after
+    the other."""
     resources: int = field(default=100, metadata={"min": 1, "max": 1_000_000})
     skew: float = field(default=0, metadata={"min": 0, "max": 5})
     """Exponent of the Zipf distribution by which resources are chosen. With 0, all have the same probability."""
@@ -90,7 +91,8 @@ class Phase:
     locks: int = field(default=1, metadata={"min": 1, "max": 100})
     """Number of resources that a transaction locks."""
     one_by_one: bool = False
-    """True if a transaction locks each resource by a request of its own, in random order, so that deadlocks are possible."""
+    """True if a transaction locks each resource by a request of its own, in random order, so that deadlocks are
+    possible."""
     hold_ms: float = field(default=1, metadata={"min": 0, "max": 60_000})
     """Time between the last grant and the release."""
     priorities: int = field(default=1, metadata={"min": 1, "max": 100})
@@ -148,7 +150,8 @@ def _parse_phase(keys: Any, number: int) -> Phase:
 def _check_value(name: str, value: Any, type_name: Any, bounds: Any, where: str) -> None:
     """Raise ValueError if a value does not have the type of its field, or is out of the field's bounds.
 
-    `type_name` is `str`, `bool`, `int` or `float`. `bounds` has the keys `min` and `max` for a number. `where` begins the message.
+    `type_name` is `str`, `bool`, `int` or `float`. `bounds` has the keys `min` and `max` for a number. `where` begins
+    the message.
     """
     if type_name == "str":
         if not isinstance(value, str):

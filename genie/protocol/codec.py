@@ -13,7 +13,8 @@ EncodeError = orjson.JSONEncodeError
 _MALFORMED = "JSON is malformed: "
 
 LONG_BYTES = 32 << 10
-"""Bytes of a line above which its numbers are not decoded to explain its error: msgspec takes 7 µs for a number that is nearly 0."""
+"""Bytes of a line above which its numbers are not decoded to explain its error: msgspec takes 7 µs for a number that is
+nearly 0."""
 
 _skip = msgspec.json.Decoder(msgspec.Raw).decode
 """Reads JSON without decoding its values."""

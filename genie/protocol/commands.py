@@ -167,8 +167,8 @@ def read(line: bytes) -> WireCommand:
     Raises:
         RequestRejected: the line is invalid; the message explains why.
     """
-    # The typed decoders alone decide which lines are valid. The first one accepts only requests with short texts, as nearly all
-    # are. Other lines are decoded a second time. So the usual line needs no checks of its lengths.
+    # The typed decoders alone decide which lines are valid. The first one accepts only requests with short texts, as
+    # nearly all are. Other lines are decoded a second time. So the usual line needs no checks of its lengths.
     try:
         decoded = _decode_short(line)
         payload = decoded.payload
@@ -231,9 +231,9 @@ def _build_command(line: Line) -> WireCommand:
 def _build_request(payload: RequestPayload, long_names: Names | None = None) -> Request | Take:
     """Return a `Request` if the payload has `resources`. Otherwise return a `Take`, which chooses from `anyOf`.
 
-    If the request was decoded as a long one, `long_names` are its names. Otherwise raises `_NeedsLongDecoding` if a text
-    takes many bytes, or if a name is a subtree. Raises ValueError for invalid input that the decoder cannot detect, such as
-    `resources` together with `anyOf`.
+    If the request was decoded as a long one, `long_names` are its names. Otherwise raises `_NeedsLongDecoding` if a
+    text takes many bytes, or if a name is a subtree. Raises ValueError for invalid input that the decoder cannot
+    detect, such as `resources` together with `anyOf`.
     """
     resources = payload.resources
     if resources is None:
@@ -297,7 +297,10 @@ def _build_long_request(payload: RequestPayload) -> Request | LargeRequest | Tak
 
 
 def _build_take(payload: RequestPayload) -> Take:
-    """Return the command of a `request` with `anyOf`. Raises ValueError for invalid input that the decoder cannot detect."""
+    """Return the command of a `request` with `anyOf`.
+
+    Raises ValueError for invalid input that the decoder cannot detect.
+    """
     any_of, target, timeout = payload.anyOf, payload.target, payload.transactionTimeout
     if any_of is None or target is None:
         raise ValueError("anyOf and target must be given together")
@@ -388,8 +391,8 @@ _UNRECOGNIZED = (Code.BAD_JSON, Code.BAD_MESSAGE, Code.UNKNOWN_COMMAND)
 def read_hello(line: bytes) -> Hello | RequestRejected | None:
     """Decode a line that may be a `hello`. Return None if the line is another command.
 
-    Return the error of an invalid `hello`, and of any invalid line that contains the word `hello`: the client may have tried to
-    start a session, on which later lines depend.
+    Return the error of an invalid `hello`, and of any invalid line that contains the word `hello`: the client may have
+    tried to start a session, on which later lines depend.
     """
     contains_hello = b"hello" in line.lower()
     if not contains_hello and b"\\u" not in line:  # with `\u`, JSON can encode the word `hello` in another way
@@ -411,15 +414,16 @@ def read_hello(line: bytes) -> Hello | RequestRejected | None:
 MAX_CACHED_RESOURCES = 10_000
 
 _single_resource_cache: dict[str, Names] = {}
-"""The names of requests for one resource, by resource, without subtrees. Services lock the same names repeatedly. A cached name is
-the same string object each time: it is compared by identity, hashed once, and stored once for any number of waiters."""
+"""The names of requests for one resource, by resource, without subtrees. Services lock the same names repeatedly. A
+cached name is the same string object each time: it is compared by identity, hashed once, and stored once for any number
+of waiters."""
 
 
 def _split_and_cache(resources: list[str]) -> Names:
     """Return the names of a request by mode. If it names one resource, cache the result.
 
-    Raises `_NeedsLongDecoding` if a name takes many bytes, or is a subtree. The decoder has limited the characters of each name, so
-    only names that are not ASCII may take many bytes.
+    Raises `_NeedsLongDecoding` if a name takes many bytes, or is a subtree. The decoder has limited the characters of
+    each name, so only names that are not ASCII may take many bytes.
     """
     if len(resources) != 1:
         names = split_by_mode(resources)
@@ -430,7 +434,8 @@ def _split_and_cache(resources: list[str]) -> Names:
             if not is_ascii:
                 _check_short(name)
         return names
-    # Optimized: if a large service locks a million names, the cache has one in 100 of them, so nearly all requests take this path.
+    # Optimized: if a large service locks a million names, the cache has one in 100 of them, so nearly all requests take
+    # this path.
     mode, name, units = parse_resource(resources[0])
     if name[-2:] == "**" and is_subtree(name):  # the comparison takes less time than the call
         raise _NeedsLongDecoding
@@ -463,7 +468,10 @@ _BUILDERS: dict[type, Any] = {
 
 
 def copy_of(rejection: RequestRejected) -> RequestRejected:
-    """Return the same error without its traceback. A kept traceback would make a reference cycle of the error and its frames."""
+    """Return the same error without its traceback.
+
+    A kept traceback would make a reference cycle of the error and its frames.
+    """
     return RequestRejected(rejection.code, rejection.message, ref=rejection.ref, id=rejection.id)
 
 

@@ -1,8 +1,8 @@
 """Finds the error message for a line that the typed decoder of `commands.py` has rejected.
 
-Each type of field has a check: a function that returns the requirement that a value violates. The result is a `RequestRejected`,
-whose message names the invalid field. It contains the `ref` of the command if the `ref` is valid, and for `release` and `extend` the
-`id` if the `id` is valid.
+Each type of field has a check: a function that returns the requirement that a value violates. The result is a
+`RequestRejected`, whose message names the invalid field. It contains the `ref` of the command if the `ref` is valid,
+and for `release` and `extend` the `id` if the `id` is valid.
 """
 
 from __future__ import annotations
@@ -149,7 +149,10 @@ def _is_weight(value: Any) -> bool:
 
 
 def check_weights(weights: list[int | str]) -> None:
-    """Raise ValueError if a weight is a string, but not a decimal number. The lengths of the strings must be checked already."""
+    """Raise ValueError if a weight is a string, but not a decimal number.
+
+    The lengths of the strings must be checked already.
+    """
     texts = [weight for weight in weights if type(weight) is str]
     digits = "".join(texts)
     if digits and not (digits.isascii() and digits.isdecimal() and all(text and text[0] != "0" for text in texts)):
@@ -277,7 +280,8 @@ def has_too_many_values(line: bytes) -> bool:
 
     They would take tenths of a second to decode and to free.
     """
-    # First count the separators and keys in the whole line, which is fast. Only if there are many, exclude those inside strings.
+    # First count the separators and keys in the whole line, which is fast. Only if there are many, exclude those inside
+    # strings.
     if len(line) <= MAX_VALUES or (_count_separators(line) <= MAX_VALUES and len(_KEY.findall(line)) <= MAX_KEYS):
         return False
     parts = line.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')  # every second part is a string
@@ -297,7 +301,8 @@ def _count_separators(text: bytes) -> int:
 def explain(line: bytes) -> RequestRejected | None:
     """Return the error for a line that the typed decoder rejected, or None if the line is valid.
 
-    The typed decoder may reject a valid line: it checks every value of a duplicate key, of which only the last one counts.
+    The typed decoder may reject a valid line: it checks every value of a duplicate key, of which only the last one
+    counts.
     """
     found = read_envelope(line)
     if isinstance(found, RequestRejected):
@@ -416,7 +421,10 @@ def _release_combination_error(payload: Mapping[str, Any]) -> str | None:
 
 
 def _request_combination_error(payload: Mapping[str, Any]) -> str | None:
-    """Return an error if the fields of a `request`, which are valid one by one, cannot be combined. Otherwise return None."""
+    """Return an error if the fields of a `request`, which are valid one by one, cannot be combined.
+
+    Otherwise return None.
+    """
     any_of, weights = payload.get("anyOf"), payload.get("weights")
     if any_of is None:
         for name in ("weights", "target"):

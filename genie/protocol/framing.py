@@ -9,17 +9,19 @@ MAX_LINE_BYTES = 1 << 20
 
 
 SPLIT_BYTES = 8 << 10
-"""Larger input is split into lines in parts of about this size. Each part is split when its lines are executed. Splitting 256 KiB of
-short lines at once would delay other connections for too long."""
+"""Larger input is split into lines in parts of about this size. Each part is split when its lines are executed.
+Splitting 256 KiB of short lines at once would delay other connections for too long."""
 
 LONG_LINE_BYTES = 32 << 10
-"""A line of more bytes is a slow command, because it may have thousands of names. A request of 1,024 usual names is shorter."""
+"""A line of more bytes is a slow command, because it may have thousands of names. A request of 1,024 usual names is
+shorter."""
 
 MIN_COMMAND_BYTES = 16
 """Approximate number of bytes in the shortest valid command."""
 
 MAX_SHORT_LINES = 64
-"""Maximum number of lines that are split at once if they are shorter than commands: an object for a line of 2 bytes takes 56 bytes."""
+"""Maximum number of lines that are split at once if they are shorter than commands: an object for a line of 2 bytes
+takes 56 bytes."""
 
 MAX_PART_LINES = SPLIT_BYTES // MIN_COMMAND_BYTES
 """Maximum number of lines in one part of `UnsplitLines`."""

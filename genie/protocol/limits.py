@@ -25,10 +25,10 @@ MAX_DIGITS: Final = 78
 DECIMAL_PATTERN: Final = "[1-9][0-9]*"
 MAX_ROWS: Final = 1_000
 MAX_VALUES: Final = 32_768
-"""Maximum number of JSON values in a line. A valid command with few and short texts is not checked. Any valid command has at most
-20,015 values."""
+"""Maximum number of JSON values in a line. A valid command with few and short texts is not checked. Any valid command
+has at most 20,015 values."""
 MAX_KEYS: Final = 1_000
-"""Maximum number of keys in a line of more than `MAX_VALUES` bytes. A command has at most 15 different keys, but may repeat them. The
-value of each key is decoded, and a number that is nearly 0 takes 7 µs."""
+"""Maximum number of keys in a line of more than `MAX_VALUES` bytes. A command has at most 15 different keys, but may
+repeat them. The value of each key is decoded, and a number that is nearly 0 takes 7 µs."""
 MAX_DEPTH: Final = 16
 """Maximum nesting of JSON objects and lists. No message needs more than three levels."""

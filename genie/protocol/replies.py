@@ -32,15 +32,15 @@ FEATURES = (
 )
 """Optional features that `welcome` lists: commands and fields that the original specification does not contain."""
 PING_INTERVAL_MS = 2_000
-"""Interval that `welcome` recommends to clients: a client that waits for a message, and has received none for this time, sends
-`ping`."""
+"""Interval that `welcome` recommends to clients: a client that waits for a message, and has received none for this
+time, sends `ping`."""
 MAX_INSPECTED_BYTES = 256 << 10
 """Maximum bytes of the rows in one `inspected`."""
 MAX_ROW_RESOURCES = 10
 """Maximum resources listed in one row of `inspected`; `resourcesTotal` counts all resources."""
 MAX_READ_NAMES = 20_000
-"""Maximum number of names that one `inspected` compares with the prefixes of the principal: a request with `anyOf` may have 10,000.
-Beyond it, only `MAX_ROW_RESOURCES` names of each further row are compared."""
+"""Maximum number of names that one `inspected` compares with the prefixes of the principal: a request with `anyOf` may
+have 10,000. Beyond it, only `MAX_ROW_RESOURCES` names of each further row are compared."""
 
 IsVisible = Callable[[str], bool]
 """Returns True if a client may see the resource with this name."""
@@ -112,9 +112,9 @@ def taken(request: Request) -> bytes:
 
 
 def locked_again(request: Request, now: float) -> bytes:
-    """Encode `locked` for a lock that is already held, with the time until it expires. With `anyOf`, list the acquired resources.
+    """Encode `locked` for a lock that is already held, with the time until it expires.
 
-    `now` is the lock manager's time in ms.
+    With `anyOf`, list the acquired resources. `now` is the lock manager's time in ms.
     """
     remaining_ms = expires_in_ms(request, now)
     if request.context.choice_digest is not None:
@@ -157,8 +157,8 @@ lengths, 100 take 600 KB."""
 def released(event: Released, now: float, ref: str | None, is_visible: IsVisible | None = None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
-    `ref` is the `ref` of the ended request, or in the reply to a `release` the `ref` of the `release`. With `is_visible`, a step
-    of a cycle has a note and a trace only if its resource is visible.
+    `ref` is the `ref` of the ended request, or in the reply to a `release` the `ref` of the `release`. With
+    `is_visible`, a step of a cycle has a note and a trace only if its resource is visible.
     """
     request = event.request
     if event.reason is SUCCESS:
@@ -209,7 +209,8 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
 def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None = None, ref: str | None = None) -> bytes:
     """Encode the reply to `inspect`. `now` is the lock manager's time in ms.
 
-    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `is_visible`, only visible resources are named. The others are only counted.
+    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `is_visible`, only visible resources are named. The others are
+    only counted.
     """
     remaining_bytes, remaining_names = MAX_INSPECTED_BYTES, MAX_READ_NAMES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
@@ -295,7 +296,10 @@ def message(command: str, payload: dict[str, Any], ref: str | None = None) -> by
 
 
 def expires_in_ms(request: Request, now: float) -> int:
-    """Return the time in whole ms until a request times out. It is rounded down, because the deadline was rounded up."""
+    """Return the time in whole ms until a request times out.
+
+    It is rounded down, because the deadline was rounded up.
+    """
     return max(0, int(request.deadline - now))
 
 

@@ -1,7 +1,7 @@
 """Locks on the wire: `shared:NAME`, `exclusive:NAME`, and `2/10:NAME` for 2 of at most 10 units.
 
-In arguments of programs, `NAME` alone is an exclusive lock. The name `**` means all names, and `accounts/**` all names that begin with
-`accounts/`.
+In arguments of programs, `NAME` alone is an exclusive lock. The name `**` means all names, and `accounts/**` all names
+that begin with `accounts/`.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ Names = tuple[tuple[str, ...], tuple[str, ...], dict[str, UnitCount] | None]
 def split_by_mode(resources: Sequence[str]) -> Names:
     """Return the names of a request by mode.
 
-    A name in shared and in exclusive mode is exclusive. The units of a repeated name are added up. Raises ValueError if a
-    resource is invalid, if a name has several limits, or if it has units and another mode.
+    A name in shared and in exclusive mode is exclusive. The units of a repeated name are added up. Raises ValueError if
+    a resource is invalid, if a name has several limits, or if it has units and another mode.
     """
     if not 0 < len(resources) <= MAX_RESOURCES:
         raise ValueError(f"resources must be a list of 1 to {MAX_RESOURCES} entries, not {len(resources)}")
@@ -110,8 +110,8 @@ def split_by_mode(resources: Sequence[str]) -> Names:
 def split_checked(resources: Sequence[str]) -> Names:
     """Return the names of a request by mode, like `split_by_mode`, and check its subtrees.
 
-    Also raises ValueError for too many subtrees, and for a subtree with too many levels. `split_by_mode`, which runs for every
-    request, omits these checks, because few requests name subtrees.
+    Also raises ValueError for too many subtrees, and for a subtree with too many levels. `split_by_mode`, which runs
+    for every request, omits these checks, because few requests name subtrees.
     """
     names = in_shared_mode, in_exclusive_mode, _ = split_by_mode(resources)
     subtrees = [name for name in (*in_shared_mode, *in_exclusive_mode) if is_subtree(name)]
@@ -165,7 +165,8 @@ def parse_choices(resources: Sequence[str]) -> Choices:
         modes[name] = mode
     if len(units) > MAX_UNIT_CHOICES:
         raise ValueError(f"anyOf must ask for units of at most {MAX_UNIT_CHOICES} resources, not {len(units)}")
-    # All names are checked together, which is fast. Control characters are in latin-1, and other characters are dropped.
+    # All names are checked together, which is fast. Control characters are in latin-1, and other characters are
+    # dropped.
     latin = "".join(modes).encode("latin-1", "ignore")
     if len(latin.translate(None, _CONTROL_BYTES)) < len(latin):
         for name in modes:
@@ -233,8 +234,8 @@ def subtree(name: str, *, shared: bool = False) -> str:
 def merge(resources: Iterable[str]) -> dict[str, str]:
     """Merge resources of the same name. Return the merged resource of each name, in the order of the first occurrences.
 
-    A merged resource locks as much as all resources of its name together. Units are added up. A name in different modes becomes
-    exclusive.
+    A merged resource locks as much as all resources of its name together. Units are added up. A name in different modes
+    becomes exclusive.
     """
     merged: dict[str, tuple[QueueMode, UnitCount | None]] = {}
     for resource in resources:
@@ -251,7 +252,10 @@ def merge(resources: Iterable[str]) -> dict[str, str]:
 
 
 def strongest(one: str, other: str) -> str:
-    """Return a resource that locks at least as much as each of two resources of the same name. Units are not added up."""
+    """Return a resource that locks at least as much as each of two resources of the same name.
+
+    Units are not added up.
+    """
     mode, name, units = parse_resource(one)
     other_mode, _, others = parse_resource(other)
     if mode != other_mode:

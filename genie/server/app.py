@@ -60,8 +60,8 @@ class Server:
     which this server continues.
 
     `read_settings` reads the settings again for `reload`, and raises ValueError if they are invalid. `describe_error`
-    returns the text that is logged for an error of a reload. The commands pass a function whose text names the option or the file
-    of a setting, not its environment variable.
+    returns the text that is logged for an error of a reload. The commands pass a function whose text names the option
+    or the file of a setting, not its environment variable.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Server:
         self._address_lock: socket.socket | None = None
         """Keeps other servers that are starting from binding the same address."""
         self._listener: list[asyncio.Server] | TlsListener[Connection] = []
-        """Accepts connections: a listener with TLS, or without TLS one server for each duplicate of the socket. Empty before the
-        start."""
+        """Accepts connections: a listener with TLS, or without TLS one server for each duplicate of the socket. Empty
+        before the start."""
         self._stopped = asyncio.Event()
         """Set by SIGTERM, SIGINT or the failure of a namespace, so that the server stops."""
         self._failure: BaseException | None = None
@@ -188,8 +188,9 @@ class Server:
     async def start(self) -> tuple[str, int]:
         """Start the server, and return its host and port once one namespace knows its leader.
 
-        Before that, commands are rejected with the reason. The address is bound before the store is used, so a second server on
-        the same address fails with OSError and changes nothing. If the start fails, everything that was started is stopped.
+        Before that, commands are rejected with the reason. The address is bound before the store is used, so a second
+        server on the same address fails with OSError and changes nothing. If the start fails, everything that was
+        started is stopped.
         """
         if self._sock is None:
             self.bind_address()
@@ -230,7 +231,10 @@ class Server:
                 server.close()  # no wait_closed(): since Python 3.12 it waits until all clients have disconnected
 
     async def _start_namespaces(self, node: Node) -> None:
-        """Start all namespaces, and wait until one namespace knows its leader. If one fails before that, raise its error."""
+        """Start all namespaces, and wait until one namespace knows its leader.
+
+        If one fails before that, raise its error.
+        """
         for namespace in self.namespaces.values():
             namespace.start(node).add_done_callback(partial(self._on_namespace_ended, namespace.name))
         await self._ready.wait()
@@ -298,8 +302,8 @@ class Server:
     async def reload(self) -> None:
         """Read the configuration file, the certificates and the token file again.
 
-        Must not be called while another reload runs. If a file is invalid, log the error. An invalid configuration file changes
-        nothing. In place of another invalid file, its previous content stays in use.
+        Must not be called while another reload runs. If a file is invalid, log the error. An invalid configuration file
+        changes nothing. In place of another invalid file, its previous content stays in use.
         """
         if self._read_settings is not None:
             try:
@@ -362,7 +366,10 @@ class Server:
         return fixed
 
     def _use_settings(self, settings: Settings) -> None:
-        """Replace the settings, and apply the changes. They must differ only in settings that a running server can change."""
+        """Replace the settings, and apply the changes.
+
+        They must differ only in settings that a running server can change.
+        """
         previous, self.settings = self.settings, settings
         if settings.log_level != previous.log_level:
             logs.set_level(settings.log_level)
@@ -408,9 +415,10 @@ class Server:
         log.info("access tokens reloaded", file=self.settings.token_file, connections_closed=closed)
 
     def _close_unless_permitted(self, connection: Connection) -> bool:
-        """Close a connection if its principal was removed, or lacks the permission for a watched prefix. Return whether it was.
+        """Close a connection if its principal was removed, or lacks the permission for a watched prefix.
 
-        Commands that were read but not executed are rejected, because the connection gets a principal without permissions.
+        Return whether it was. Commands that were read but not executed are rejected, because the connection gets a
+        principal without permissions.
         """
         principal = connection.principal
         if principal is None or connection.closed:
@@ -434,8 +442,8 @@ class Server:
         """Reload until no further reload is wanted. Report the start and the end of each reload to systemd."""
         while self._is_reload_wanted:
             self._is_reload_wanted = False
-            # Each `reloading` requires a `ready`. Before a leader is known, `ready` would report the end of the start too early.
-            # While the server stops, it would be wrong.
+            # Each `reloading` requires a `ready`. Before a leader is known, `ready` would report the end of the start
+            # too early. While the server stops, it would be wrong.
             service_manager = self._service_manager if self._ready.is_set() else None
             if service_manager is not None and not self._stopped.is_set():
                 service_manager.reloading()
@@ -450,8 +458,8 @@ class Server:
     async def run(self) -> int:
         """Start, serve until SIGTERM or SIGINT, then drain and stop. SIGHUP calls `reload`.
 
-        The state is reported to systemd if the environment contains NOTIFY_SOCKET. Returns the exit status: 1 if a namespace
-        failed, else 0.
+        The state is reported to systemd if the environment contains NOTIFY_SOCKET. Returns the exit status: 1 if a
+        namespace failed, else 0.
         """
         self._service_manager = SystemdNotifier.from_environment(os.environ, self._describe_roles)
         loop = asyncio.get_running_loop()
@@ -563,7 +571,10 @@ def make_stores(settings: Settings) -> list[Store]:
 
 
 def make_lock_order(settings: Settings, earlier: LockOrder | None) -> LockOrder | None:
-    """Return `earlier`, or without it a new analysis of the lock order. Return None if the settings turn the analysis off."""
+    """Return `earlier`, or without it a new analysis of the lock order.
+
+    Return None if the settings turn the analysis off.
+    """
     if settings.lock_order != "on":
         return None
     return earlier or LockOrder(parse_rules(settings.lock_order_rules or ""))

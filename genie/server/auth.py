@@ -115,8 +115,8 @@ class Authenticator:
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
         """Start to authenticate a connection, whose verified certificate has the name `certificate`, if it has one.
 
-        Return `(handshake, principal)`. The client's first line completes the handshake; None if no handshake is needed. The
-        principal is that of the certificate, or None.
+        Return `(handshake, principal)`. The client's first line completes the handshake; None if no handshake is
+        needed. The principal is that of the certificate, or None.
         """
         access = self.access
         principal = None if certificate is None else access.by_certificate(certificate)
@@ -127,8 +127,8 @@ class Authenticator:
     def authenticate(self, line: bytes, by_certificate: Principal | None) -> Principal | None:
         """Return the principal of a client with this first line, or None if the client is not authenticated.
 
-        If the line is a `hello` with a token, only the token counts. Otherwise the principal is `by_certificate`, that of the
-        client's certificate.
+        If the line is a `hello` with a token, only the token counts. Otherwise the principal is `by_certificate`, that
+        of the client's certificate.
         """
         token = hello_token(line)
         return by_certificate if token is None else self.access.by_token(token)
@@ -256,8 +256,8 @@ def _authorize_change(
 ) -> RequestRejected | None:
     """Return an error if a principal may not release or extend a request, else None.
 
-    A principal may change its own requests. For the requests of others it needs the permission `admin`. A release by `ref`
-    needs no such check, because a `ref` only finds requests of the same session.
+    A principal may change its own requests. For the requests of others it needs the permission `admin`. A release by
+    `ref` needs no such check, because a `ref` only finds requests of the same session.
     """
     id_ = None if isinstance(command, ReleaseByRef) else command.id
     if not principal.has_permission(LOCK):

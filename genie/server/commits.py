@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from genie.observability.stats import Stats
 
 HEARTBEAT_S = 1.0
-"""Interval in seconds at which an idle leader commits its clock. A third of the lease is used instead if that is shorter. After a
-crash, locks last longer than requested by at most this interval."""
+"""Interval in seconds at which an idle leader commits its clock. A third of the lease is used instead if that is
+shorter. After a crash, locks last longer than requested by at most this interval."""
 
 MIN_TICK_S = 0.025
 """Shortest interval in seconds at which the commits are checked."""
@@ -87,7 +87,8 @@ class Commits:
     def end(self, error: BaseException | None) -> BaseException | None:
         """Record the end of the commit in flight. Return None if it succeeded, else the error with which it failed.
 
-        `error` is the error that the store reported, or None. A commit that took longer than the lease fails with LeadershipLost.
+        `error` is the error that the store reported, or None. A commit that took longer than the lease fails with
+        LeadershipLost.
         """
         self.in_flight = self.store_unavailable = False
         took_s = self._loop.time() - self._sent_at

@@ -165,7 +165,10 @@ class Connection(Peer, asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Process received bytes, before the connection is READY only when it is its turn. While closing, discard them."""
+        """Process received bytes, before the connection is READY only when it is its turn.
+
+        While closing, discard them.
+        """
         if self.closing:
             self._discarded_bytes += len(data)
             if self._lingers_until and self._discarded_bytes > MAX_LINGER_BYTES and self._transport is not None:
@@ -222,8 +225,8 @@ class Connection(Peer, asyncio.Protocol):
     def eof_received(self) -> bool:
         """Close the connection after the replies to all commands that were read, because the client has half-closed it.
 
-        A client that is not authenticated is rejected. Return True to keep the transport open for the replies, or False with TLS,
-        which has no half-close.
+        A client that is not authenticated is rejected. Return True to keep the transport open for the replies, or False
+        with TLS, which has no half-close.
         """
         self._eof = True
         if self._lingers_until:  # all replies are sent
@@ -291,7 +294,10 @@ class Connection(Peer, asyncio.Protocol):
             self._admission.unread_output.add(self, len(data))
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
-        """Send an error and close the connection. Abort it after `SLOW_CONSUMER_GRACE_S` if the client has not read the error."""
+        """Send an error and close the connection.
+
+        Abort it after `SLOW_CONSUMER_GRACE_S` if the client has not read the error.
+        """
         limit = self._limits.max_unread
         reason = (
             f"slow consumer: the client left more than {limit} bytes of messages unread, so the connection is closed"
@@ -453,7 +459,8 @@ class Connection(Peer, asyncio.Protocol):
     def _authenticate(self, handshake: Handshake, data: bytes) -> bytes:
         """Pass received bytes to the handshake.
 
-        Return all bytes received so far once the client is authenticated. Before that, and after a rejection, return b"".
+        Return all bytes received so far once the client is authenticated. Before that, and after a rejection, return
+        b"".
         """
         outcome = handshake.receive(data)
         if outcome is None:
@@ -512,12 +519,13 @@ class Connection(Peer, asyncio.Protocol):
     # -- hello --------------------------------------------------------------------------------------------
 
     def _process_opening_lines(self, lines: Iterator[bytes]) -> list[bytes]:
-        """Process the first lines of a connection until it is READY. Return the remaining lines, which the handler executes.
+        """Process the first lines of a connection until it is READY.
 
-        A connection becomes READY with an accepted `hello`, or if its first line is a command other than `hello`. After
-        a rejected `hello`, every line except another `hello` is rejected. Many lines are processed in parts, so that other
-        connections can run. While earlier lines of the connection are queued, all lines are postponed: the next `hello` may
-        select another handler, and the replies must be in the order of the lines.
+        Return the remaining lines, which the handler executes. A connection becomes READY with an accepted `hello`, or
+        if its first line is a command other than `hello`. After a rejected `hello`, every line except another `hello`
+        is rejected. Many lines are processed in parts, so that other connections can run. While earlier lines of the
+        connection are queued, all lines are postponed: the next `hello` may select another handler, and the replies
+        must be in the order of the lines.
         """
         if self._postponed_lines is not None:
             self._postponed_lines = chain(self._postponed_lines, lines)
@@ -558,8 +566,8 @@ class Connection(Peer, asyncio.Protocol):
     def _process_opening_line(self, line: bytes) -> bool:
         """Submit or reject a `hello`. Reject an HTTP request, and any other line after a rejected `hello`.
 
-        Return True if the connection is READY now. Also return True, without processing the line, if it is the first line and a
-        command other than `hello`.
+        Return True if the connection is READY now. Also return True, without processing the line, if it is the first
+        line and a command other than `hello`.
         """
         if self.state is ConnectionState.AWAIT_HELLO and is_http(line):
             self._submit_end(http_rejection())  # a web page may have sent the request: its body must not be executed
@@ -615,8 +623,8 @@ class Connection(Peer, asyncio.Protocol):
     def _reject_line(self, line: bytes, rejection: RequestRejected | None) -> None:
         """Send the error for a line that arrived before the connection is READY. Do nothing if `rejection` is None.
 
-        A follower sends `unavailable` with the leader's address instead, because the leader may accept the line. An unknown
-        namespace has no leader.
+        A follower sends `unavailable` with the leader's address instead, because the leader may accept the line. An
+        unknown namespace has no leader.
         """
         if rejection is None:
             return

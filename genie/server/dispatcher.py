@@ -89,20 +89,21 @@ MAX_RECOVERED = 2_000
 """Maximum number of sessions, retained replies or resources in one part of a recovery."""
 
 MAX_EXPIRED_SESSIONS = 1_000
-"""Limit for the sessions that expire in one batch: the number of sessions, of their locks and of their retained replies in
-total. The last session may exceed the limit."""
+"""Limit for the sessions that expire in one batch: the number of sessions, of their locks and of their retained replies
+in total. The last session may exceed the limit."""
 
 MAX_EXPIRED_LOCKS = 250
-"""Limit for the requests that expire in one batch: the number of their locks, held or waited for, and of the locks that are
-granted in their place. A waiting request that times out costs more than another end, because its event describes its blockers."""
+"""Limit for the requests that expire in one batch: the number of their locks, held or waited for, and of the locks that
+are granted in their place. A waiting request that times out costs more than another end, because its event describes
+its blockers."""
 
 EXPENSIVE_S = 0.0005
-"""A command that takes longer than this many seconds is expensive, for example because it has searched for a deadlock. The next
-commands of the connection wait for a later batch."""
+"""A command that takes longer than this many seconds is expensive, for example because it has searched for a deadlock.
+The next commands of the connection wait for a later batch."""
 
 MANY_NAMES = 1_000
-"""The release of a request with more names is an expensive command. A request that compares its subtrees with more locked names is
-a slow command."""
+"""The release of a request with more names is an expensive command. A request that compares its subtrees with more
+locked names is a slow command."""
 
 MANY_NAMES_S = 0.003
 """Assumed duration in seconds of the release of more than `MANY_NAMES` uncontended names, which is not measured."""
@@ -256,8 +257,9 @@ class Dispatcher:
     ) -> Item | None:
         """Execute commands of a connection in order. Return the item that is not finished, or None if all are executed.
 
-        The execution stops before a slow command unless `may_be_slow`, and after an expensive command. If a session with many
-        requests ends or is resumed, it stops after the first slice. `excess` is the `excess_bytes` of a large request.
+        The execution stops before a slow command unless `may_be_slow`, and after an expensive command. If a session
+        with many requests ends or is resumed, it stops after the first slice. `excess` is the `excess_bytes` of a large
+        request.
         """
         # This loop executes every command. A `request` that is granted at once and a `release` that grants nothing, the
         # usual cases, are handled inline, which is faster (measured with `genie bench`). Their effects must equal those of
@@ -466,8 +468,8 @@ class Dispatcher:
     def _is_scan(self, request: Request) -> bool:
         """Return whether a request compares its subtrees with more than `MANY_NAMES` names.
 
-        A subtree that is not in the table yet is compared with all locked names. Each subtree is compared with the locks of the
-        transaction.
+        A subtree that is not in the table yet is compared with all locked names. Each subtree is compared with the
+        locks of the transaction.
         """
         table = self._table
         if request.details is None or not request.details.subtrees:
@@ -579,7 +581,8 @@ class Dispatcher:
     def revoke_watches(self, connection: Peer) -> bool:
         """End all watches of a connection that lacks the permission for one of them. Return whether watches have ended.
 
-        The watches end at once. The connection ends later, after its earlier commands, which wait for a client that reads slowly.
+        The watches end at once. The connection ends later, after its earlier commands, which wait for a client that
+        reads slowly.
         """
         principal, prefixes = connection.principal, self.watches.prefixes_of(connection)
         if principal is None:
@@ -664,10 +667,11 @@ class Dispatcher:
         self.outcome.closing.append(connection)
 
     def _end_input(self, now: float, connection: Peer) -> bool:
-        """Handle the end of a connection's input: end or detach its session, then close it. Return False if slices are left.
+        """Handle the end of a connection's input: end or detach its session, then close it.
 
-        A session with a key is detached: the client can resume it on another connection, and its requests end only if the session
-        expires. Without a key, the requests that are bound to the connection end now.
+        Return False if slices are left. A session with a key is detached: the client can resume it on another
+        connection, and its requests end only if the session expires. Without a key, the requests that are bound to the
+        connection end now.
         """
         session = connection.session
         self.watches.remove_all(connection)
@@ -710,7 +714,8 @@ class Dispatcher:
         for request in kept:
             session.remove(request)
             note = request.context.note
-            # `remove` has copied the note of the session to a request without a note: now the request is charged for it.
+            # `remove` has copied the note of the session to a request without a note: now the request is charged for
+            # it.
             if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:
                 self.size.charge_again(request, excess_bytes(request))
                 self.limits.check_next()

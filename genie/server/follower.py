@@ -46,8 +46,8 @@ class FollowerHandler:
         self._leader_handler: CommandHandler | None = None
         """The pipeline to which the connections of `_awaiting_handover` are handed over, while this server leads."""
         self._awaiting_handover: dict[Peer, Connection] = {}
-        """Connections whose queued commands must be rejected before the handover. The value is the same object as the key, with
-        the type `Connection`."""
+        """Connections whose queued commands must be rejected before the handover. The value is the same object as the
+        key, with the type `Connection`."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands and reject one batch immediately. The rest is rejected after other connections were read."""

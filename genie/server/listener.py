@@ -93,7 +93,10 @@ class AdmissionControl(Generic[C]):
         return iter(self._open)
 
     def admit(self, connection: C, address: str) -> str | None:
-        """Count an established connection and return None. If it exceeds a limit, mark it as rejected and return the error text."""
+        """Count an established connection and return None.
+
+        If it exceeds a limit, mark it as rejected and return the error text.
+        """
         reason = self._limit_exceeded(address)
         if reason is None:
             self._open[connection] = address

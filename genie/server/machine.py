@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 RECEIVE_BUFFER_BYTES = 16 << 10
-"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds the bytes of one read, and so the bytes that are
-queued before reading is paused. With the usual buffer of some MiB, thousands of connections could exceed every bound in one iteration
-of the event loop."""
+"""Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds the bytes of one read, and so the
+bytes that are queued before reading is paused. With the usual buffer of some MiB, thousands of connections could exceed
+every bound in one iteration of the event loop."""
 
 ACCEPTS_PER_ITERATION = 8
-"""Number of connections that are accepted in an iteration of the event loop, which takes 5 ms while clients keep the server busy. With
-one connection in each iteration, clients would wait long after a failover, or after one client has opened thousands of connections."""
+"""Number of connections that are accepted in an iteration of the event loop, which takes 5 ms while clients keep the
+server busy. With one connection in each iteration, clients would wait long after a failover, or after one client has
+opened thousands of connections."""
 
 GC_THRESHOLD = (10_000, 2, 30_000)
 """Thresholds of the garbage collector, so high that it rarely reads everything. Requests create no reference cycles, so the

@@ -43,9 +43,11 @@ ENDED_REQUEST_BYTES: Final = REQUEST_BYTES + SHORT_NAMES * NAME_BYTES
 REPLY_BYTES: Final = ENDED_REQUEST_BYTES + MAX_RETAINED_REPLY_BYTES
 """Maximum bytes of a retained reply of a session with a key. Without a key, a reply has no message."""
 CONNECTION_BYTES: Final = 8 * KIB + WRITE_BUFFER_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
-"""Maximum bytes of a connection with its session, its guaranteed replies, and the unread output that no limit counts."""
+"""Maximum bytes of a connection with its session, its guaranteed replies, and the unread output that no limit
+counts."""
 TLS_BYTES: Final = 704 * KIB
-"""Bytes of the buffers of OpenSSL and asyncio for a connection that has received long lines. For others they take about 50 KiB."""
+"""Bytes of the buffers of OpenSSL and asyncio for a connection that has received long lines. For others they take about
+50 KiB."""
 OUTCOME_BYTES: Final = 96
 """Bytes of the id and the reason of an ended request."""
 COMMAND_FACTOR: Final = 5

@@ -28,7 +28,8 @@ log = structlog.get_logger()
 
 SAMPLE_INTERVAL_S = 0.1
 MAX_LOGGED_EVENTS = 10
-"""Maximum number of slow waits, and of deadlocks, that are logged per sample. The others are only counted in the log."""
+"""Maximum number of slow waits, and of deadlocks, that are logged per sample. The others are only counted in the
+log."""
 MAX_READ_WAITERS = 5_000
 """Maximum number of waiting requests that one sample reads to find slow ones."""
 MAX_LOGGED_STEPS = 20
@@ -38,8 +39,8 @@ MAX_LOGGED_RESOURCES = 10
 MAX_LOGGED_CHARACTERS = 128
 """Maximum number of characters of a text in a log line. A longer text is cut, and ends with `…`."""
 MAX_LOGGED_BYTES = 1 << 20
-"""Maximum bytes of the log lines of a namespace in `BYTES_INTERVAL_S` about slow waits, and as many about deadlocks. The last line
-may exceed the limit."""
+"""Maximum bytes of the log lines of a namespace in `BYTES_INTERVAL_S` about slow waits, and as many about deadlocks.
+The last line may exceed the limit."""
 BYTES_INTERVAL_S = 60.0
 
 
@@ -57,8 +58,9 @@ class _LineLimit:
     def permitted(self, now: float, fields: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
         """Yield the shortened fields of each event that may be logged, of the `count` events of a sample.
 
-        The caller must read the iterator to its end. `fields` yields the fields of each event. It is advanced only as far as events
-        are logged, because the fields take work. Once the bytes of the interval are used up, no event may be logged in it.
+        The caller must read the iterator to its end. `fields` yields the fields of each event. It is advanced only as
+        far as events are logged, because the fields take work. Once the bytes of the interval are used up, no event may
+        be logged in it.
         """
         if not count and not self._omitted:
             return
@@ -76,7 +78,10 @@ class _LineLimit:
         self._omitted += count - logged
 
     def take_omitted(self) -> int:
-        """Return how many events were omitted since the last call. Return 0 while the bytes of the interval are used up."""
+        """Return how many events were omitted since the last call.
+
+        Return 0 while the bytes of the interval are used up.
+        """
         if self._remaining_bytes <= 0:
             return 0
         omitted, self._omitted = self._omitted, 0

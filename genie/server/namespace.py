@@ -77,8 +77,8 @@ class Namespace:
         self._is_shutting_down = False
         """True if the server is shutting down."""
         self._role_loop: asyncio.Task[None] | None = None
-        """The task of the role loop, which runs until the server stops. It fails after a defect, or after an error that a retry
-        cannot resolve. None before `start`."""
+        """The task of the role loop, which runs until the server stops. It fails after a defect, or after an error that
+        a retry cannot resolve. None before `start`."""
         self._history_cleanup: asyncio.Task[None] | None = None
         """Archives and deletes files of the history while the server runs."""
         self._monitor: Monitor | None = None
@@ -201,9 +201,9 @@ class Namespace:
 
     @property
     def last_manager(self) -> LockManager | None:
-        """The lock manager of this server as leader. After leadership is lost, it is kept until the next leader is known.
+        """The lock manager of this server as leader.
 
-        None without such a lock manager.
+        After leadership is lost, it is kept until the next leader is known. None without such a lock manager.
         """
         return None if self.pipeline is None else self.pipeline.manager
 
@@ -314,7 +314,8 @@ class Namespace:
         """
         settings = self._settings
         manager, offset_ms = state.manager, state.clock_ms - time.monotonic() * 1000
-        # Ids that are at least the Unix time keep ids and fencing tokens unique even if the store lost the last batches.
+        # Ids that are at least the Unix time keep ids and fencing tokens unique even if the store lost the last
+        # batches.
         unix_us = time.time_ns() // 1000
 
         def clock() -> float:
@@ -356,7 +357,10 @@ class Namespace:
             self.store_memory = None
 
     async def _poll_store_memory(self) -> None:
-        """Read the memory of the store at intervals, until this task is cancelled. If the store does not answer, keep the value."""
+        """Read the memory of the store at intervals, until this task is cancelled.
+
+        If the store does not answer, keep the value.
+        """
         while True:
             self.store_memory = await self.store.read_memory() or self.store_memory
             await asyncio.sleep(MEMORY_INTERVAL_S)
@@ -428,8 +432,8 @@ class Namespace:
     def _on_leadership_lost(self, error: BaseException) -> None:
         """Step down, and abort all connections of the namespace without sending replies.
 
-        A reply could confirm a command that is not stored. Any `error` except `LeadershipLost` is a defect, which ends the role
-        loop.
+        A reply could confirm a command that is not stored. Any `error` except `LeadershipLost` is a defect, which ends
+        the role loop.
         """
         self._step_down()
         for connection in self._connections_of(self._current_pipeline):

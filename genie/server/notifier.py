@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Notifier:
     """Adds the messages and changes that follow from events to the outcome of the batch.
 
-    In the methods, `requester` is the connection that sent the command, or None for a command of the server itself. `ref` is
-    the `ref` of the command. `now` is the lock manager's time of the batch (ms).
+    In the methods, `requester` is the connection that sent the command, or None for a command of the server itself.
+    `ref` is the `ref` of the command. `now` is the lock manager's time of the batch (ms).
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Notifier:
         self.outcome.send(connection, replies.error(rejection))
 
     def reject_now(self, connection: Outbound, errors: list[RequestRejected]) -> None:
-        """Count errors, and send them immediately. If messages wait for the batch in flight, send the errors after them."""
+        """Count errors, and send them immediately.
+
+        If messages wait for the batch in flight, send the errors after them.
+        """
         for rejection in errors:
             self.stats.errors[rejection.code] += 1
         if connection.closed or not errors:
@@ -84,7 +87,8 @@ class Notifier:
     ) -> None:
         """Record the events of a command in the history, send their messages, and add the changed requests to the outcome.
 
-        If a `request` waits, the history stores its received line, `request_line`. Without it, the history encodes the events.
+        If a `request` waits, the history stores its received line, `request_line`. Without it, the history encodes the
+        events.
         """
         if self.recorder is not None and events:
             self.recorder.on_events(events, now, request_line)
@@ -106,10 +110,10 @@ class Notifier:
             self.outcome.send(session.connection, replies.queued(request))
 
     def _begin_wait(self, request: Request) -> None:
-        """Count the wait of a request for its principal. If it has a `traceparent`, keep its first blockers for its `locked`.
+        """Count the wait of a request for its principal.
 
-        The blockers are not stored. Blockers with long texts are not kept, because the texts could outlive the requests that
-        are charged for them.
+        If it has a `traceparent`, keep its first blockers for its `locked`. The blockers are not stored. Blockers with
+        long texts are not kept, because the texts could outlive the requests that are charged for them.
         """
         self.size.begin_wait(request)
         if request.context.traceparent is None or request.state is not WAITING:
@@ -192,8 +196,8 @@ class Notifier:
     def _end(self, request: Request, reason: core.Reason, message: bytes, now: float) -> None:
         """Remove an ended request from its session, and from the store if it may have a record there.
 
-        The session retains `message`, the reply to the request, if the client can receive it again: after a reconnect, or by a
-        retry with the same `ref`.
+        The session retains `message`, the reply to the request, if the client can receive it again: after a reconnect,
+        or by a retry with the same `ref`.
         """
         session: Session | None = request.origin  # type: ignore[assignment]
         change: Change = request
@@ -224,8 +228,8 @@ class Notifier:
     ) -> Change:
         """Retain the terminal reply of a request in its session, and return the change for the store.
 
-        A session without a key cannot be resumed. It retains only the reason, for the reply to a retry with the same `ref`. The
-        oldest replies beyond the limits are dropped.
+        A session without a key cannot be resumed. It retains only the reason, for the reply to a retry with the same
+        `ref`. The oldest replies beyond the limits are dropped.
         """
         if session.key is None:
             if session.connection is None:  # the connection is lost: no client can use the `ref`
@@ -261,7 +265,10 @@ class Notifier:
             self.outcome.store(event.request)
 
     def on_queue_full(self, event: core.QueueFull, requester: Outbound | None, ref: str | None, now: float) -> None:
-        """Reject a request that would have to wait. The wait queues are full, or its principal has used up its share of them."""
+        """Reject a request that would have to wait.
+
+        The wait queues are full, or its principal has used up its share of them.
+        """
         limit, principal = self.size.max_queue_entries, event.request.context.principal
         if event.is_opening and event.request.context.choice_digest is not None:
             reason = (

@@ -30,7 +30,10 @@ class BatchOutcome:
         """Connections to close after the messages of the batch are sent."""
 
     def send(self, connection: Outbound | None, message: bytes) -> None:
-        """Add a message that must not be deferred to the outbox of a connection. Do nothing if the connection is lost."""
+        """Add a message that must not be deferred to the outbox of a connection.
+
+        Do nothing if the connection is lost.
+        """
         if connection is not None and not connection.closed:
             if not connection.has_reply:
                 connection.has_reply = True

@@ -52,13 +52,14 @@ class PartialLines:
         self._scheduled: asyncio.Handle | None = None
         """The scheduled call of `_close_more`. None if it is not scheduled."""
         self._largest: list[LineOwner] = []
-        """The connections that had incomplete lines when the limit was exceeded, the largest line last. Empty once enough of
-        them are closed."""
+        """The connections that had incomplete lines when the limit was exceeded, the largest line last. Empty once
+        enough of them are closed."""
 
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
-        """Set the bytes of a connection's incomplete line, 0 if it has none. Closes connections if the limit is exceeded.
+        """Set the bytes of a connection's incomplete line, 0 if it has none.
 
-        With `new`, this is another line than at the last call, so its age starts now.
+        Closes connections if the limit is exceeded. With `new`, this is another line than at the last call, so its age
+        starts now.
         """
         self.bytes += size - self._sizes.pop(connection, 0)
         if new or not size:
@@ -113,9 +114,9 @@ class PartialLines:
             self._largest.clear()
 
     def _close_oldest(self) -> None:
-        """Close up to `MAX_CLOSED` connections whose line is older than `MAX_LINE_AGE_S`. Set the timer for the next line.
+        """Close up to `MAX_CLOSED` connections whose line is older than `MAX_LINE_AGE_S`.
 
-        If the server itself has paused reading, the age of a line starts again.
+        Set the timer for the next line. If the server itself has paused reading, the age of a line starts again.
         """
         self._timer = None
         loop = asyncio.get_running_loop()

@@ -57,7 +57,8 @@ HELLO_REJECTED becomes AUTHENTICATING if the token of the next `hello` is wrong;
 
 
 MAX_BYTES_BEFORE_REPLY: Final = 8 << 10
-"""Maximum bytes of deferred watch events that are sent immediately with a reply. Beyond it, the reply is deferred, too."""
+"""Maximum bytes of deferred watch events that are sent immediately with a reply. Beyond it, the reply is deferred,
+too."""
 
 
 class EndOfInput:
@@ -141,12 +142,14 @@ class Peer:
         self.outbox: list[bytes] = []
         """Messages of the current batch, sent by `flush`."""
         self.has_reply = False
-        """True if `outbox` may contain a message other than a watch event, so that the outbox must not be deferred. Then the
-        connection is in `BatchOutcome.dirty`."""
+        """True if `outbox` may contain a message other than a watch event, so that the outbox must not be deferred.
+        Then the connection is in `BatchOutcome.dirty`."""
         self.deferred: list[bytes] = []
-        """Watch events of stored batches that are sent a little later, and replies that are sent after many such events."""
+        """Watch events of stored batches that are sent a little later, and replies that are sent after many such
+        events."""
         self.watch_bytes = 0
-        """Bytes of watch events in `outbox` and `deferred`, 0 if there are none. May include the bytes of replies in `outbox`."""
+        """Bytes of watch events in `outbox` and `deferred`, 0 if there are none. May include the bytes of replies in
+        `outbox`."""
         self.write_blocked = False
         """True if the client does not read its messages, so that much output is buffered."""
         self.closing = False
@@ -172,7 +175,8 @@ class Peer:
     def flush(self) -> None:
         """Send the deferred watch events, then all messages of the batch, in one write.
 
-        If many bytes of events are deferred, the messages are deferred, too, because very many watchers may get a reply at once.
+        If many bytes of events are deferred, the messages are deferred, too, because very many watchers may get a reply
+        at once.
         """
         self.has_reply = False
         if self.deferred:
@@ -235,7 +239,10 @@ def principal_name(connection: Peer) -> str | None:
 
 
 class InternalClient(Peer):
-    """A client inside the server process, for one command. As for any client, the reply is sent once the command is stored."""
+    """A client inside the server process, for one command.
+
+    As for any client, the reply is sent once the command is stored.
+    """
 
     __slots__ = ("_handler", "_reply")
 

@@ -99,8 +99,9 @@ class DeferredEvents:
 class Pipeline:
     """Executes commands batch by batch and sends each reply when its batch is stored.
 
-    `clock` returns the lock manager's time in ms. The pipeline calls `on_leadership_lost` once, with the reason as an exception:
-    leadership is lost or uncertain, or there is a defect. The callback must close every connection without sending anything.
+    `clock` returns the lock manager's time in ms. The pipeline calls `on_leadership_lost` once, with the reason as an
+    exception: leadership is lost or uncertain, or there is a defect. The callback must close every connection without
+    sending anything.
     """
 
     is_leader = True
@@ -143,8 +144,8 @@ class Pipeline:
         self._rejecter = Rejecter(self._scheduler, self._dispatcher.notifier)
         self._deferred = DeferredEvents(self._turns)
         self._only_connection: Peer | None = None
-        """The connection that submitted the last input, if this input was executed immediately. If it also submits the next
-        input, it is the only active connection. None after `stop`."""
+        """The connection that submitted the last input, if this input was executed immediately. If it also submits the
+        next input, it is the only active connection. None after `stop`."""
         self._scheduled: asyncio.Handle | None = None
         """The scheduled run of a batch. At most one is scheduled, so that connections are read between two runs."""
         self._recorder = recorder
@@ -182,8 +183,8 @@ class Pipeline:
                 self._execute_now(connection, items, is_only=True)
             elif not self._stopped:
                 self._only_connection = connection
-                # No batch is scheduled or in flight. The batch that is scheduled here also marks that this iteration of the
-                # event loop has had its first commands.
+                # No batch is scheduled or in flight. The batch that is scheduled here also marks that this iteration of
+                # the event loop has had its first commands.
                 self._scheduled = self._loop.call_soon(self._run_scheduled)
                 self._execute_now(connection, items, is_only=False)
             return
@@ -224,8 +225,8 @@ class Pipeline:
 
         While the store is unavailable, schedule it in spite of the commit: its commands are rejected.
         """
-        # Executing many commands in one pass keeps code and tables in the processor's caches. A system call between two commands
-        # would evict them.
+        # Executing many commands in one pass keeps code and tables in the processor's caches. A system call between two
+        # commands would evict them.
         if self._scheduled is None and (not self._commits.in_flight or self._commits.store_unavailable):
             self._scheduled = self._loop.call_soon(self._run_scheduled)
 
@@ -234,9 +235,9 @@ class Pipeline:
     def _execute_now(self, connection: Peer, items: Input, *, is_only: bool) -> None:
         """Execute commands immediately, then commit or reply: the fast path of `submit`.
 
-        The changes are committed immediately if this is the only active connection (`is_only`), or if a waiting request was
-        granted. Otherwise they are committed together with the changes of the other connections, at the end of this iteration of
-        the event loop.
+        The changes are committed immediately if this is the only active connection (`is_only`), or if a waiting request
+        was granted. Otherwise they are committed together with the changes of the other connections, at the end of this
+        iteration of the event loop.
         """
         try:
             self._batch_at = now = self._clock()
@@ -384,7 +385,8 @@ class Pipeline:
     def _on_expiry(self) -> None:
         """Run a batch, which ends expired requests and sessions. If a commit is in flight, the next batch ends them.
 
-        If a batch is scheduled, that batch ends them, because a batch may already have run in this iteration of the event loop.
+        If a batch is scheduled, that batch ends them, because a batch may already have run in this iteration of the
+        event loop.
         """
         self._is_expiry_due = True
         if self._scheduled is None and not self._commits.in_flight and not self._stopped:
@@ -423,9 +425,9 @@ class Pipeline:
     async def recover(self, replies: Iterable[RetainedReply]) -> None:
         """Restore sessions and retained replies from the loaded state, then grant every grantable request.
 
-        Requests without a session are disconnected, because their connections ended with the previous leader. The work is done in
-        parts, between which the other namespaces are served. `MAX_RECOVERED_CHANGES` are committed before the next part. The
-        last changes are committed with the next batch. Returns early if the pipeline is stopped.
+        Requests without a session are disconnected, because their connections ended with the previous leader. The work
+        is done in parts, between which the other namespaces are served. `MAX_RECOVERED_CHANGES` are committed before
+        the next part. The last changes are committed with the next batch. Returns early if the pipeline is stopped.
         """
         self._batch_at = self._clock()
         turns, caller = self._turns, (id(self), "recovery")

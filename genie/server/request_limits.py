@@ -25,10 +25,11 @@ class RequestLimits:
         self.unchecked_requests = min(self._max_per_session, self._max_per_connection)
         """Number of live requests of a session below which its next request cannot exceed the limits of the session."""
         self.unchecked_below_id = 0
-        """A request with a smaller id needs no check of `max_locks`, `max_state` and `store_full`, if it is not large and has no
-        named principal. The dispatcher sets the field to 0 before a request that must be charged."""
+        """A request with a smaller id needs no check of `max_locks`, `max_state` and `store_full`, if it is not large
+        and has no named principal. The dispatcher sets the field to 0 before a request that must be charged."""
         self._short_below_id = 0
-        """Like `unchecked_below_id`, for requests of named principals. They need no check either, but they are charged."""
+        """Like `unchecked_below_id`, for requests of named principals. They need no check either, but they are
+        charged."""
         self.store_full = False
         """True if the store is out of memory, so that new requests are rejected."""
 

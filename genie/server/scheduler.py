@@ -11,14 +11,14 @@ quantum of time or of commands. A connection with queued commands waits for its 
 - *Slow* commands are those whose work grows with the state of the server, and long lines. A connection whose next command is
   slow waits in the third queue.
 
-Many new connections may each send one expensive command, such as a request that searches for a deadlock. Then a batch may end
-before it has served all light connections. The next batch begins with the principals whose turns have not exceeded the
-quantum recently. The other principals take turns.
+Many new connections may each send one expensive command, such as a request that searches for a deadlock. Then a batch
+may end before it has served all light connections. The next batch begins with the principals whose turns have not
+exceeded the quantum recently. The other principals take turns.
 
-A batch executes at most one slow command, at its end, if `turns.py` permits it. The principals take turns with their slow
-commands. A slow command is parked while its client does not read messages. Two kinds of work are done in slices, which are queued
-like slow commands: the end of a session with many requests, and the report of the state of a resumed session. The ends of all
-sessions together take turns like one more principal, because other clients wait for the locks.
+A batch executes at most one slow command, at its end, if `turns.py` permits it. The principals take turns with their
+slow commands. A slow command is parked while its client does not read messages. Two kinds of work are done in slices,
+which are queued like slow commands: the end of a session with many requests, and the report of the state of a resumed
+session. The ends of all sessions together take turns like one more principal, because other clients wait for the locks.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ MAX_RESUMED = 1_000
 """Maximum number of connections from which the server continues to read in one iteration of the event loop."""
 
 Execute = Callable[[Peer, Iterator[Item]], Item | None]
-"""Executes or rejects items of a connection in order. Returns the item before which it stopped, or None after the last one."""
+"""Executes or rejects items of a connection in order. Returns the item before which it stopped, or None after the last
+one."""
 
 ENDINGS = ""
 """The name under which the ends of sessions wait in the third queue. No principal has this name."""
@@ -122,7 +123,8 @@ class CommandScheduler:
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
 
-        If too many bytes are queued for all connections, stop reading from this one, unless it has at most `LIGHT_BYTES`.
+        If too many bytes are queued for all connections, stop reading from this one, unless it has at most
+        `LIGHT_BYTES`.
         """
         # The fast path is for a light connection without queued commands. `_add_more` handles all others.
         queue = connection.input_queue
@@ -189,9 +191,9 @@ class CommandScheduler:
     def run_batch(self, execute: Execute, execute_slow: Execute | None = None) -> None:
         """Run one batch: commands of light connections, then of busy connections, and at the end one slow command.
 
-        The time of a batch, its commands and their bytes are limited. If connections are busy at the start, one of them gets a
-        turn even if a limit is reached. Nothing is run if the batch must wait for its turn. Without `execute_slow`, `execute`
-        must not stop before a slow command.
+        The time of a batch, its commands and their bytes are limited. If connections are busy at the start, one of them
+        gets a turn even if a limit is reached. Nothing is run if the batch must wait for its turn. Without
+        `execute_slow`, `execute` must not stop before a slow command.
         """
         turns = self._turns
         limit_s = turns.begin_batch(id(self)) if turns.is_active else BATCH_S
@@ -247,8 +249,8 @@ class CommandScheduler:
     def _run_light(self, execute: Execute, now: float, end: float) -> float:
         """Run commands of light connections until none are left or the batch has reached its limit.
 
-        The limits are the time `end`, the remaining commands, and `MAX_BATCH_BYTES`. `now` is the current time; returns the time
-        after the last turn.
+        The limits are the time `end`, the remaining commands, and `MAX_BATCH_BYTES`. `now` is the current time; returns
+        the time after the last turn.
         """
         light, clock = self.light, self._clock
         remaining_commands, finished_bytes = self._remaining_commands, self._finished_bytes  # locals are faster
@@ -310,7 +312,10 @@ class CommandScheduler:
         return now
 
     def _run_chunk(self, connection: Peer, chunk: Queued, execute: Execute) -> bool:
-        """Run one chunk. If `execute` stops before a slow command, queue the rest of the chunk as slow and return True."""
+        """Run one chunk.
+
+        If `execute` stops before a slow command, queue the rest of the chunk as slow and return True.
+        """
         items, count, size = chunk
         self._remaining_commands -= count
         slow = execute(connection, items)
@@ -384,8 +389,8 @@ class CommandScheduler:
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
         """Record that a connection used up its quantum in the turn from `started` to `now`.
 
-        Make the connection busy if its previous overrun was recent. A single overrun does not suffice, because the whole process
-        may have been paused.
+        Make the connection busy if its previous overrun was recent. A single overrun does not suffice, because the
+        whole process may have been paused.
         """
         name = principal_name(connection)
         self._overruns.pop(name, None)
@@ -414,7 +419,8 @@ class CommandScheduler:
     def _resume_paused(self) -> None:
         """Resume reading from up to `MAX_RESUMED` connections, in the order in which they were paused.
 
-        The others follow in the next iteration of the event loop. Nothing is resumed while too many bytes are queued in total.
+        The others follow in the next iteration of the event loop. Nothing is resumed while too many bytes are queued in
+        total.
         """
         self._resumption = None
         if self.bytes <= self._max_bytes:

@@ -17,7 +17,8 @@ from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
 
 SESSION_BYTES: Final = 3_584
-"""Bytes of a session without its requests and its retained replies: the object, its key, its note and its entries in tables."""
+"""Bytes of a session without its requests and its retained replies: the object, its key, its note and its entries in
+tables."""
 
 MAX_RETAINED_REPLIES = 10_000
 """Maximum number of terminal replies that a session retains. They are sent again after a reconnect, and identify retries by
@@ -35,8 +36,8 @@ MAX_RETAINED_REPLY_BYTES = 2_000
 """Maximum bytes of a retained reply. A longer reply is retained without its details, such as blockers."""
 
 PRESUMED_RECEIVED_MS = 60_000
-"""Age in ms from which a reply counts as received if its connection is still open. The kernel closes a connection much earlier if
-the client does not acknowledge data."""
+"""Age in ms from which a reply counts as received if its connection is still open. The kernel closes a connection much
+earlier if the client does not acknowledge data."""
 
 
 class Outbound(Protocol):
@@ -139,8 +140,8 @@ class StateReport:
     def next_slice(self, limit: int) -> tuple[list[RetainedReply], list[Request]]:
         """Remove and return the next replies and requests, at most `limit` together.
 
-        Each resource of a request with `anyOf` counts as well, because the reply lists up to 10,000 of them. The last request of a
-        slice may exceed the limit.
+        Each resource of a request with `anyOf` counts as well, because the reply lists up to 10,000 of them. The last
+        request of a slice may exceed the limit.
         """
         replies = [self._replies.pop() for _ in range(min(limit, len(self._replies)))]
         requests: list[Request] = []
@@ -203,8 +204,8 @@ class Session:
         self.outlived_by_requests = False
         """True if the session has ended without a key, and held requests still refer to it."""
         self.connected_at = inf
-        """Time at which the whole state of the session was sent after the connection's `hello` (ms, lock manager's clock).
-        Infinite before that: then no retained reply counts as received."""
+        """Time at which the whole state of the session was sent after the connection's `hello` (ms, lock manager's
+        clock). Infinite before that: then no retained reply counts as received."""
         self.expires_at = 0
         """Time when the session ends unless it is resumed (ms, lock manager's clock)."""
         self.bound: dict[int, Request] = {}
@@ -326,12 +327,18 @@ def is_same_request(one: Request, other: Request) -> bool:
 
 
 def fingerprint(request: Request) -> bytes:
-    """Return a digest of the parameters of a request. Requests with equal digests are the same for `is_same_request`."""
+    """Return a digest of the parameters of a request.
+
+    Requests with equal digests are the same for `is_same_request`.
+    """
     return blake2b(repr(_parameters(request)).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _parameters(request: Request) -> tuple[object, ...]:
-    """Return the parameters by which requests with the same `ref` are compared. The order of the resources does not matter."""
+    """Return the parameters by which requests with the same `ref` are compared.
+
+    The order of the resources does not matter.
+    """
     context = request.context
     names: tuple[object, ...] | None = None
     if (
@@ -378,8 +385,8 @@ class SessionTable:
         """Detached sessions (those without a connection), by number."""
         self._last_number = 0
         self._replies: defaultdict[str | None, OrderedDict[int, Session]] = defaultdict(OrderedDict)
-        """The session that retains each reply, by principal and then by the id of the answered request. The oldest reply of a
-        principal is first."""
+        """The session that retains each reply, by principal and then by the id of the answered request. The oldest
+        reply of a principal is first."""
         self._reply_count = 0
         """Number of all retained replies of sessions with a key."""
         self.deadlines = Deadlines()
@@ -421,7 +428,10 @@ class SessionTable:
             subtract(self.shares, session.principal, SESSION_BYTES)
 
     def raise_reply_limit(self, session: Session, principal: str | None) -> bool:
-        """Raise the reply limit of a session without a key, at most to twice its value. Return False if it cannot be raised."""
+        """Raise the reply limit of a session without a key, at most to twice its value.
+
+        Return False if it cannot be raised.
+        """
         added = min(
             session.reply_limit,
             MAX_RETAINED_REPLIES - session.reply_limit,
@@ -436,7 +446,10 @@ class SessionTable:
         return added > 0
 
     def _reset_reply_limit(self, session: Session, principal: str | None) -> None:
-        """Reset the reply limit of a session to `GUARANTEED_REPLIES`. Undo what `raise_reply_limit` has added to the totals."""
+        """Reset the reply limit of a session to `GUARANTEED_REPLIES`.
+
+        Undo what `raise_reply_limit` has added to the totals.
+        """
         added = session.reply_limit - GUARANTEED_REPLIES
         self._extra_replies -= added
         subtract(self._extra_replies_by_principal, principal, added)
@@ -511,8 +524,8 @@ class SessionTable:
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
         """Retain a terminal reply in a session, and drop the oldest replies beyond the limits.
 
-        The session, its principal, and all sessions together have a limit each. Returns the ids of the dropped replies, that is,
-        of their requests.
+        The session, its principal, and all sessions together have a limit each. Returns the ids of the dropped replies,
+        that is, of their requests.
         """
         session.retain(reply)
         principal = session.principal

@@ -1,7 +1,8 @@
 """The memory of the state that clients cause (requests, sessions and watches), in total and by principal.
 
-The total is computed from the sizes of the tables, which cost nothing to read. Only the long texts of large requests, and watches,
-are added to it one by one. The amount of a named principal is the sum of the charges for each of its requests.
+The total is computed from the sizes of the tables, which cost nothing to read. Only the long texts of large requests,
+and watches, are added to it one by one. The amount of a named principal is the sum of the charges for each of its
+requests.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class StateSize:
         self.max_share = limits.max_state_per_principal or limits.max_state // 2
         """Maximum bytes of one named principal. Clients without a token are bounded only by `max_bytes`."""
         self.min_name_share = min(self.max_share, -(-limits.max_state // limits.max_locks))  # rounded up
-        """Minimum bytes that a principal is charged for a name. It limits the principal's part of `max_locks` to its part of
-        `max_state`."""
+        """Minimum bytes that a principal is charged for a name. It limits the principal's part of `max_locks` to its
+        part of `max_state`."""
         self._short_shares = [self._share(count, 0) for count in range(SHORT_NAMES + 1)]
         """The share of a request with short texts, by the number of its names."""
         self.max_queue_entries = limits.max_queue
@@ -123,7 +124,10 @@ class StateSize:
         return max(0, self.max_bytes - self.bytes) // MAX_REQUEST_BYTES
 
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
-        """Charge a new request, which will get this id. Only requests that are large or have a principal have a charge."""
+        """Charge a new request, which will get this id.
+
+        Only requests that are large or have a principal have a charge.
+        """
         if excess > 0 or name_count > SHORT_NAMES:
             self.requests[id] = self._add(request.context.principal, excess, self._share(name_count, excess))
         elif request.context.principal is not None:
@@ -132,7 +136,8 @@ class StateSize:
     def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
         """Charge a named principal for a new request with short texts. The fast path of `charge_request`.
 
-        Return False, without a charge, if the client has no name, the request has many names, or its principal has no room for it.
+        Return False, without a charge, if the client has no name, the request has many names, or its principal has no
+        room for it.
         """
         if principal is None or name_count > SHORT_NAMES:
             return False
@@ -182,7 +187,8 @@ class StateSize:
     def queue_limit(self, principal: str) -> int:
         """Return up to how many entries all wait queues may have together after a request of this principal is queued.
 
-        The lock manager knows only the total. So the limit is the current total plus the entries that the principal may still add.
+        The lock manager knows only the total. So the limit is the current total plus the entries that the principal may
+        still add.
         """
         free_share = self.max_queue_share - self.queue_entries.get(principal, 0)
         return min(self.max_queue_entries, self._table.queue_entries + free_share)
@@ -192,7 +198,10 @@ class StateSize:
         return id in self.requests
 
     def charge_watch(self, connection: Outbound, prefix: str) -> str:
-        """Charge a new watch and return "". If there is no room for it, return why. A watch that exists is not charged again."""
+        """Charge a new watch and return "".
+
+        If there is no room for it, return why. A watch that exists is not charged again.
+        """
         if (connection, prefix) in self.watches:
             return ""
         size = WATCH_BYTES + text_bytes(prefix)

@@ -60,7 +60,10 @@ class SystemdNotifier:
         return cls(address, _watchdog_timeout_s(environment), read_status)
 
     def start(self) -> None:
-        """Report a changed status and, if there is a watchdog, that the server runs. Repeat this at intervals until `close`."""
+        """Report a changed status and, if there is a watchdog, that the server runs.
+
+        Repeat this at intervals until `close`.
+        """
         fields = ["WATCHDOG=1"] if self._sends_watchdog else []
         status = self._read_status()
         if status != self._reported_status:

@@ -42,7 +42,10 @@ class Takeovers:
         self._logged_at = -inf
 
     def record(self, session: int, notes: tuple[str | None, str | None], principal: str | None, now: float) -> None:
-        """Record a takeover of the session with this number. `notes` are the notes of the older and the newer client."""
+        """Record a takeover of the session with this number.
+
+        `notes` are the notes of the older and the newer client.
+        """
         began_at, count = self._recent.pop(session, (now, 0))
         if now - began_at > WINDOW_MS:
             began_at, count = now, 0

@@ -6,8 +6,8 @@ The work consists of *parts*, of three kinds:
 - A *slice* continues work that is not finished in one step: pending grants, expired requests, expired sessions, watch events.
 - A *slow command* is one whose work grows with the state.
 
-Each part is bounded, but all parts together could take long. So once an iteration has taken `ITERATION_S`, no other part begins
-in it: the part waits for a later iteration. The last part may exceed the limit.
+Each part is bounded, but all parts together could take long. So once an iteration has taken `ITERATION_S`, no other
+part begins in it: the part waits for a later iteration. The last part may exceed the limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import ParamSpec
 P = ParamSpec("P")
 
 Caller = Hashable
-"""Identifies an object that asks for parts. The `id` of the object, because a reference would keep its state in memory."""
+"""Identifies an object that asks for parts. The `id` of the object, because a reference would keep its state in
+memory."""
 
 BATCH_S = 0.005
 """Seconds for the batches of all namespaces in one iteration. The last command of a batch may exceed the limit."""
@@ -32,27 +33,27 @@ LONG_S = 0.010
 """An iteration that takes longer than this many seconds is followed by `RESTING_ITERATIONS` that only run batches."""
 
 RESTING_ITERATIONS = 2
-"""Number of iterations that only run batches after a long iteration. In the first one, the commands that arrived meanwhile are
-read after the batch has begun. The second one executes and answers them."""
+"""Number of iterations that only run batches after a long iteration. In the first one, the commands that arrived
+meanwhile are read after the batch has begun. The second one executes and answers them."""
 
 SHORT_S = 0.001
-"""Total seconds of batches, over several iterations, up to which the end of an iteration is not scheduled. So iterations with
-little work need no callback at their end."""
+"""Total seconds of batches, over several iterations, up to which the end of an iteration is not scheduled. So
+iterations with little work need no callback at their end."""
 
 OVERRUN_PENALTY = 100
-"""If the last part of a caller exhausted its iteration, the caller waits for this number of iterations after all others. So
-clients of a namespace do not wait for expensive commands to many other namespaces."""
+"""If the last part of a caller exhausted its iteration, the caller waits for this number of iterations after all
+others. So clients of a namespace do not wait for expensive commands to many other namespaces."""
 
 MAX_DENIED = 64
 """After this number of denied parts, a caller is overdue: no other part begins before its next one."""
 
 OVERDUE_ITERATIONS = 4
-"""Number of iterations for which all others wait for an overdue caller. After them, it must be denied `MAX_DENIED` parts again,
-because it may no longer exist."""
+"""Number of iterations for which all others wait for an overdue caller. After them, it must be denied `MAX_DENIED`
+parts again, because it may no longer exist."""
 
 MAX_REMEMBERED = 10_000
-"""Maximum number of callers that are remembered because of an `OVERRUN_PENALTY`, and as many because of denied parts. Beyond it, all
-are forgotten: some may no longer exist."""
+"""Maximum number of callers that are remembered because of an `OVERRUN_PENALTY`, and as many because of denied parts.
+Beyond it, all are forgotten: some may no longer exist."""
 
 
 class _Kind:
@@ -74,15 +75,17 @@ class _Kind:
 class IterationTurns:
     """Decides which parts begin in an iteration.
 
-    A caller whose part must wait asks again in the next iteration. Of the callers of one kind, the caller that has waited
-    longest is first, apart from `OVERRUN_PENALTY`. The kind that was skipped in the most iterations is first in the next one.
-    Both orders only consider the callers of the previous iteration, so `MAX_DENIED` bounds how often a caller is denied a part.
+    A caller whose part must wait asks again in the next iteration. Of the callers of one kind, the caller that has
+    waited longest is first, apart from `OVERRUN_PENALTY`. The kind that was skipped in the most iterations is first in
+    the next one. Both orders only consider the callers of the previous iteration, so `MAX_DENIED` bounds how often a
+    caller is denied a part.
     """
 
     def __init__(self) -> None:
         self.is_active = False
-        """False if every part may begin and a batch may take `BATCH_S`. Then a caller may run a batch without `begin_batch`, and
-        need not call `spend` up to `SHORT_S`. This saves 8 % of the instructions of a cycle with one contended lock."""
+        """False if every part may begin and a batch may take `BATCH_S`. Then a caller may run a batch without
+        `begin_batch`, and need not call `spend` up to `SHORT_S`. This saves 8 % of the instructions of a cycle with one
+        contended lock."""
         self.spent_s = 0.0
         """Seconds that the parts of this iteration have taken; while not `is_active`, also those of earlier iterations."""
         self.is_exhausted = False
@@ -107,9 +110,12 @@ class IterationTurns:
         """True if `_end_iteration`, or `_end_after_others`, is scheduled."""
 
     def enter(self, caller: Caller) -> None:
-        """Notice a new iteration. A caller must call this before its first part in an iteration, unless this is a batch."""
-        # A caller enters an iteration once. If it has asked for a part already, this is a new iteration, unless the end of the
-        # current one is still scheduled.
+        """Notice a new iteration.
+
+        A caller must call this before its first part in an iteration, unless this is a batch.
+        """
+        # A caller enters an iteration once. If it has asked for a part already, this is a new iteration, unless the end
+        # of the current one is still scheduled.
         kinds = self._batches, self._slow, self._slices
         if not self._is_end_scheduled and any(caller in kind.ran or caller in kind.late for kind in kinds):
             self._end_iteration()
@@ -117,7 +123,8 @@ class IterationTurns:
     def begin_batch(self, caller: Caller) -> float:
         """Return for how many seconds a batch may execute commands now, or 0 if it must wait.
 
-        The batches of an iteration share `BATCH_S` equally. Their number is that of this or the previous iteration, the greater one.
+        The batches of an iteration share `BATCH_S` equally. Their number is that of this or the previous iteration, the
+        greater one.
         """
         self.enter(caller)
         if not self._begin(self._batches, caller):

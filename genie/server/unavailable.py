@@ -1,7 +1,7 @@
 """Rejects the commands of a pipeline while the store is unavailable.
 
-Three kinds of items are postponed: the end of a connection's input, a `bye` of which slices are left, and the rest of the state of
-a resumed session.
+Three kinds of items are postponed: the end of a connection's input, a `bye` of which slices are left, and the rest of
+the state of a resumed session.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Rejecter:
         errors: list[RequestRejected] = []
         has_hello = self._collect_errors(connection, items, errors)
         if has_hello:
-            # The later commands need the session of the rejected `hello`. So they must be rejected, too, even if the store is
-            # available again by then.
+            # The later commands need the session of the rejected `hello`. So they must be rejected, too, even if the
+            # store is available again by then.
             self._scheduler.replace_all(connection, partial(_error_or_item, connection))
         had_replies = bool(connection.outbox)
         self._notifier.reject_now(connection, errors)
@@ -55,8 +55,9 @@ class Rejecter:
     def queue_postponed(self) -> None:
         """Queue the postponed items, because the store is available again.
 
-        The end of the input is queued after the commands of its connection. The state of a resumed session is queued before
-        them, because it must precede all replies. A `bye` also is, because the commands after it are not executed.
+        The end of the input is queued after the commands of its connection. The state of a resumed session is queued
+        before them, because it must precede all replies. A `bye` also is, because the commands after it are not
+        executed.
         """
         for connection, item in self.postponed:
             if item is END_OF_INPUT:
@@ -71,9 +72,9 @@ class Rejecter:
         self._with_postponed_bye.clear()
 
     def _collect_errors(self, connection: Peer, items: Iterator[Item], errors: list[RequestRejected]) -> bool:
-        """Append the errors for rejected items to `errors`, and postpone the others. Return whether the items include a `hello`.
+        """Append the errors for rejected items to `errors`, and postpone the others.
 
-        Commands after a postponed `bye` get no error.
+        Return whether the items include a `hello`. Commands after a postponed `bye` get no error.
         """
         has_hello = False
         for item in items:

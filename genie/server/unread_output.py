@@ -57,8 +57,8 @@ class UnreadOutput:
         self._scheduled: asyncio.Handle | None = None
         """The scheduled call of `_close_more`. None if it is not scheduled."""
         self._largest: list[SlowConsumer] = []
-        """The write-blocked connections at the time at which the limit was exceeded, the largest backlog last. Empty once enough
-        of them are closed."""
+        """The write-blocked connections at the time at which the limit was exceeded, the largest backlog last. Empty
+        once enough of them are closed."""
         self.closed = 0
         """Number of connections that were closed because of a limit."""
 

@@ -1,6 +1,7 @@
 """Sends the events of locks to their watchers, a bounded number of steps at a time.
 
-A request has up to 1,024 resources. Each resource has up to 512 watched prefixes, and each prefix thousands of watchers.
+A request has up to 1,024 resources. Each resource has up to 512 watched prefixes, and each prefix thousands of
+watchers.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MAX_JOINED_BYTES: Final = 64 << 10
 """Limit for the bytes of events that are joined and sent to a watcher together. The last event may exceed it."""
 
 MAX_STEPS: Final = 5_000
-"""Number of steps in one iteration of the event loop, a few ms. The other events wait for the next iteration. A step looks for the
-watchers of a prefix of a name, adds up to `STEP_BYTES` of events to the output of a watcher, or ends a watch. The last slice may
-exceed the limit."""
+"""Number of steps in one iteration of the event loop, a few ms. The other events wait for the next iteration. A step
+looks for the watchers of a prefix of a name, adds up to `STEP_BYTES` of events to the output of a watcher, or ends a
+watch. The last slice may exceed the limit."""
 
 STEP_BYTES: Final = 1 << 10
 """Bytes of events for one watcher that count as one more step, because they are copied when they are sent."""
@@ -39,19 +40,20 @@ SLICE: Final = 500
 """Approximate number of steps in a slice. The sending of an event can be interrupted after each slice."""
 
 MAX_WAITING_BYTES: Final = 16 << 20
-"""Limit for the bytes of the requests whose events have been queued since the queue was last empty. Beyond it, all watchers are
-lagging. So no event waits for ever, and the memory of the waiting events is bounded."""
+"""Limit for the bytes of the requests whose events have been queued since the queue was last empty. Beyond it, all
+watchers are lagging. So no event waits for ever, and the memory of the waiting events is bounded."""
 
 EVENT_FACTOR: Final = 2
-"""Memory of the names and long texts of a request whose events wait, as a multiple of their size. The events contain them again."""
+"""Memory of the names and long texts of a request whose events wait, as a multiple of their size. The events contain
+them again."""
 
 
 class WatchEvents:
     """Sends watch events in the order of the changes.
 
-    While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop. Meanwhile it must not
-    change the prefixes that a connection watches, but it may end all watches of a connection. When events begin to wait,
-    `deadlines.soonest` is set to 0, so that the caller sets its timer.
+    While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop. Meanwhile it
+    must not change the prefixes that a connection watches, but it may end all watches of a connection. When events
+    begin to wait, `deadlines.soonest` is set to 0, so that the caller sets its timer.
     """
 
     def __init__(
@@ -65,8 +67,8 @@ class WatchEvents:
         self._stats = stats
         self._namespace = namespace
         self.waiting: deque[Iterator[int]] = deque()
-        """The events that are not sent yet, one iterator for each request. `next` of an iterator sends a slice, and returns the
-        number of its steps."""
+        """The events that are not sent yet, one iterator for each request. `next` of an iterator sends a slice, and
+        returns the number of its steps."""
         self._waiting_bytes = 0
         """Bytes of the requests whose events were added to `waiting` since it was last empty."""
         self._remaining_steps = MAX_STEPS
@@ -147,8 +149,8 @@ class WatchEvents:
     def _publish_subtrees(self, request: Request, state: str) -> Iterator[int]:
         """Send the events of a request with subtrees in slices, and yield the number of steps of each slice.
 
-        The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these prefixes, but
-        is sent each event once.
+        The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these
+        prefixes, but is sent each event once.
         """
         watches = self._watches
         lookups_per_name, watched = len(watches.prefix_count_by_length), [*watches.prefixes]
@@ -175,8 +177,8 @@ class WatchEvents:
     def _send(self, prefix: str, events: bytes, steps: int, already_sent: set[Outbound] | None = None) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        The first slice includes `steps`, which the caller has executed and not yielded. Connections in `already_sent` are
-        omitted; each watcher that receives the events is added to it.
+        The first slice includes `steps`, which the caller has executed and not yielded. Connections in `already_sent`
+        are omitted; each watcher that receives the events is added to it.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
@@ -199,7 +201,10 @@ class WatchEvents:
         yield steps
 
     def _end(self, connection: Outbound) -> int:
-        """Send `lagged` to a watcher instead of the next events, and end its watches. Return how many watches have ended."""
+        """Send `lagged` to a watcher instead of the next events, and end its watches.
+
+        Return how many watches have ended.
+        """
         # `lagged` may be deferred like an event, because MiBs of events may precede it.
         count = len(self._watches.prefixes_of(connection))
         self._watches.remove_all(connection)

@@ -29,8 +29,8 @@ MAX_SEARCHED_NAMES = 200_000
 """Maximum number of locked names that are compared with the prefix for one `watching` message, which takes about 10 ms."""
 
 MAX_BUFFERED_EVENTS = 10_000
-"""Maximum number of messages buffered for one watcher. Beyond it, the watcher is sent `lagged`, and its watches end. Events that
-are sent together count as one message. Their bytes are limited, too."""
+"""Maximum number of messages buffered for one watcher. Beyond it, the watcher is sent `lagged`, and its watches end.
+Events that are sent together count as one message. Their bytes are limited, too."""
 
 
 class WatchRegistry:
@@ -45,9 +45,9 @@ class WatchRegistry:
         self._size = size
         self._max_unread_bytes = max_unread_bytes
         self.prefixes: dict[str, dict[Outbound, None]] = {}
-        """Watchers by prefix. Each inner dict is an ordered set. If a connection watches two prefixes, and one begins with the
-        other, the connection is only in the set of the shorter prefix. So it is found at most once for a name. The dispatcher
-        keeps a reference to this dict."""
+        """Watchers by prefix. Each inner dict is an ordered set. If a connection watches two prefixes, and one begins
+        with the other, the connection is only in the set of the shorter prefix. So it is found at most once for a name.
+        The dispatcher keeps a reference to this dict."""
         self.prefix_count_by_length: dict[int, int] = {}
         """The number of prefixes in `prefixes` by their length."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
