@@ -435,6 +435,7 @@ class LockManager:
         request.since_unix_ms = now + self.unix_offset_ms
         events.append(Queued(request))
         moved = table.enqueue(request)
+        queues = {*request.queues()} if table.specials else None  # now: a granted request has left those of subtrees
         rearranged: deadlock.Rearrangement | None = None
         if (moved and moved[request] > MAX_ARRIVAL_STEPS) or deadlock.may_create_cycle(table, request):
             rearranged = self._resolve_cycle(request, moved, events)
@@ -461,9 +462,7 @@ class LockManager:
             self._grant_waiter(request, now, events)
         if moved:
             moved.pop(request, None)
-            self._append_moved(
-                moved, {*(request.queues() if table.specials else request.names()), *(rearranged or ())}, events
-            )
+            self._append_moved(moved, {*(queues or request.names()), *(rearranged or ())}, events)
 
     def _resolve_cycle(
         self, request: Request, moved: dict[Request, int], events: list[Event]

@@ -10,6 +10,7 @@ import pytest
 from genie.core import Continue, Disconnect, Event, Expire, LockManager, Moved, Release, Request, State, grant
 from genie.core import manager as manager_module
 from genie.core.commands import Command
+from genie.core.model import details_of
 from simulator.invariants import check
 
 
@@ -290,3 +291,42 @@ def test_an_exclusive_request_that_comes_and_goes_delays_pending_grants_no_longe
     assert not any(request.state is State.HELD for request in waiters)
     busy.release(writer)
     assert busy.continue_until_held(waiters, lambda: None) < 10
+
+
+@pytest.mark.parametrize("seed", [13, 0, 1])
+def test_pending_grants_below_subtrees_begin_again_after_a_move(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the queue of a subtree in which the request that moved the others does not wait any more: it was granted."""
+    monkeypatch.setattr(grant, "MAX_CANDIDATES", 1)
+    monkeypatch.setattr(grant, "MAX_FILTERED_WAITERS", 0)
+    chance = random.Random(seed)  # noqa: S311
+    manager = LockManager()
+    for now in range(150):
+        live = sorted(states(manager))
+        if live and chance.random() < 0.35:
+            manager.step(Release(chance.choice(live)), now)
+        else:
+            known = [
+                "a",
+                "b",
+                "p/x",
+                "p/y",
+                "p/q/z",
+                "p/q/w",
+                *(["p/**", "p/q/**", "**"] if chance.random() < 0.4 else []),
+            ]
+            names = tuple(chance.sample(known, chance.randint(1, 3)))
+            cut = chance.choice([0, 0, 1, 3])
+            owner, priority = chance.choice([None, None, None, "t", "u", "v"]), chance.choice([0, 0, 0, 1])
+            request = Request(
+                names[:cut],
+                names[cut:],
+                transaction=owner,
+                priority=priority,
+                queue_timeout_ms=1e9,
+                transaction_timeout_ms=1e9,
+            )
+            request.details = details_of(names[:cut], names[cut:])
+            manager.step(request, now)
+        if manager.pending_grants and chance.random() < 0.4:
+            manager.step(Continue(), now)
+        check(manager)
