@@ -38,14 +38,14 @@ MAX_SPECIAL_SEARCH_STEPS = 1_000
 which follows, reads a long queue faster."""
 
 MAX_READ_GRANTS = 100
-"""Maximum number of resources that a transaction may hold so that all of them are read to find out whether other owners wait
-for them."""
+"""Maximum number of locks of a transaction that are all read before the search, to find out whether other owners wait for them.
+A transaction with more locks counts as waited for."""
 
 WAITERS_PER_STEP = 8
-"""Waiting requests of which one step finds whether they hold a lock below a subtree."""
+"""Number of waiting requests for which one step finds out whether their transactions hold a lock below a subtree."""
 
 GRANTS_PER_WAITER = 4
-"""Number of locks of a waiting transaction that are compared with a subtree in the time in which a waiting request is read."""
+"""Number of locks of a waiting transaction that count as one waiting request, when they are compared with a subtree."""
 
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 """`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for
@@ -60,9 +60,9 @@ class GraphTooLarge(Exception):
 
 
 class StepBudget:
-    """Counts the steps of the resolution of a cycle.
+    """Counts the steps of the resolution of a cycle, at most `MAX_ARRIVAL_STEPS`.
 
-    `used` is the number of steps that the insertion into the wait queues has taken.
+    `used` steps were already taken by the insertion into the wait queues.
     """
 
     __slots__ = ("left",)
@@ -71,7 +71,7 @@ class StepBudget:
         self.left = MAX_ARRIVAL_STEPS - used
 
     def spend(self, steps: int = 1) -> None:
-        """Count steps. Raises GraphTooLarge if there are too many."""
+        """Count steps. Raises GraphTooLarge if none are left."""
         self.left -= steps
         if self.left < 0:
             raise GraphTooLarge
@@ -145,8 +145,9 @@ def special_predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 
 def _modes_that_need_all(resource: LockedResource) -> tuple[QueueMode, ...]:
-    """Return the modes of a resource whose waiters wait for all entries before them, so that only the nearest of these
-    entries is an edge.
+    """Return the modes whose waiters conflict with all other waiters of the resource.
+
+    Such a waiter waits for all entries before it, and so has the nearest of them as its only edge.
     """
     return (X, U) if isinstance(resource.special, Counted) else (X,)
 
@@ -177,10 +178,10 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
 
 
 def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) -> Iterator[Owner]:
-    """Yield the transactions that hold locks below a subtree, and wait themselves: all others wait for no owner.
+    """Yield the waiting transactions that hold locks below a subtree. Owners that do not wait are in no cycle.
 
-    Most of the locks of a few transactions are read, so these may be yielded without a lock below. Yields `owner` itself
-    for requests that lead to no other owner.
+    A transaction with more than `MAX_READ_GRANTS` locks may be yielded although none of them is below the subtree. Yields
+    `owner`, the owner of the request for the subtree, for reads that lead to no other owner.
     """
     if special.shared_count + special.exclusive_count == len(special.examples):
         for _, holder in special.examples.values():
@@ -210,10 +211,10 @@ def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner
 def _special_predecessors(
     resource: LockedResource | None, owner: Owner, modes: Sequence[QueueMode], entry: QueueEntry | None
 ) -> Iterator[Owner]:
-    """Yield owners that wait for `owner`: for its `entry` in the queue of a resource, or for the lock that it holds (`entry`
-    is None).
+    """Yield owners that wait for `owner` on one resource: enough owners to reach all others transitively.
 
-    `modes` are the modes of the waiters that may wait for it.
+    They wait for its `entry` in the queue, or if `entry` is None, for its lock. Only waiters in `modes` wait for it. `owner`
+    itself is yielded first.
     """
     yield owner
     queue = None if resource is None else resource.wait_queue
@@ -282,8 +283,7 @@ def may_create_cycle(table: LockTable, new_request: Request) -> bool:
 def _may_have_waiters(table: LockTable, new_request: Request) -> bool:
     """Return whether other owners may wait for the owner of a new request because of its earlier requests.
 
-    Reads few grants of a transaction that holds many. Then the search for a cycle reads them, and ends when either of its two
-    directions ends.
+    True for a transaction with many locks, which are not read here: the search for a cycle reads them, and may end earlier.
     """
     if new_request.transaction is None:
         return False
@@ -312,11 +312,11 @@ def _overtakes(table: LockTable, new_request: Request) -> bool:
 
 
 def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> bool:
-    """Return False if the owner of a new request certainly does not wait for itself transitively.
+    """Return whether the owner of a new request waits for itself transitively, or may do so.
 
     True if there is a cycle, or if the search has not ended after `MAX_SEARCH_STEPS` edges.
 
-    `overtakes`: whether the new request is before other requests in a queue. If not, a cycle must contain an edge that
+    `overtakes` is true if the new request is before other requests in a queue. Otherwise every cycle contains an edge that
     starts at the new request, since there was no cycle before the request arrived.
 
     A forward and a backward search take one step each in turn. The first search that ends without reaching the owner proves
@@ -333,7 +333,7 @@ def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> 
     sides = (_search(table, owner, forward, first), _search(table, owner, backward, backward(table, owner)))
     for _ in range((MAX_SPECIAL_SEARCH_STEPS if table.specials else MAX_SEARCH_STEPS) // 2):
         for side in sides:
-            reached_owner = next(side, None)  # None: this search has followed all its edges
+            reached_owner = next(side, None)  # None if this search has followed all its edges
             if reached_owner is not False:
                 return reached_owner is True
     return True
@@ -420,10 +420,9 @@ HardEdge = tuple[Request, str, Request]
 def _unsearched_holders(
     table: LockTable, request: Request, name: str, exclusive: QueueMode, victim: Owner, searched: set[str]
 ) -> Iterable[Request]:
-    """Return the holders of `name` that may block a waiting request. For later waiters of the same resource, return none of
-    them.
+    """Return the holders of `name` that may block a waiting request, unless an earlier call has returned them.
 
-    Returning m holders for each of n waiters would cost n·m steps. For later waiters all holders are already visited, except
+    Returning m holders for each of n waiters would cost n·m steps. After the first waiter, all holders are visited, except
     `victim`, the target of the search. So the holders are returned again only if `victim` is among them.
     """
     resource = table.resources[name]
@@ -527,7 +526,7 @@ def _holding_owners(table: LockTable, owner: Owner, budget: StepBudget) -> set[O
 
 
 def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
-    """Return a key that sorts waiting owners by the earliest queue entry of their requests, in descending order."""
+    """Return a key that sorts waiting owners by their first position in any queue, the last owner first."""
     first = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
     return (-first[0], -first[1])
 
@@ -551,9 +550,9 @@ def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owne
     shared = [i for i in members if not requests[i].queue_mode(name)]
     rank_of = {i: ranks[requests[i].owner] for i in members}
     exclusive.sort(key=lambda i: (rank_of[i], i))
-    runs = _assign_runs(shared, exclusive, rank_of, outsiders)
-    order = [*runs[0]]
-    for position, run in zip(exclusive, runs[1:], strict=True):
+    first_run, *later_runs = _assign_runs(shared, exclusive, rank_of, outsiders)
+    order = [*first_run]
+    for position, run in zip(exclusive, later_runs, strict=True):
         order += [position, *run]
     return None if order == sorted(order) else [requests[i] for i in order]
 
@@ -561,13 +560,12 @@ def rearranged_order(requests: Sequence[Request], name: str, ranks: Mapping[Owne
 def _assign_runs(
     shared: list[int], exclusive: list[int], rank_of: Mapping[int, int], outsiders: list[int]
 ) -> list[list[int]]:
-    """Distribute shared requests over runs: before, between and after the exclusive requests.
+    """Distribute shared requests over runs: one before, between and after each of the exclusive requests.
 
-    All requests are given by their positions in the queue. A shared request goes after the exclusive
-    requests of lower-ranked owners, and before the exclusive requests of higher-ranked owners. It
-    does not conflict with the exclusive requests of its own owner: among them it goes where it swaps
-    with the fewest requests. `outsiders`, requests of owners without a rank, stay before or after all
-    exclusive requests. The requests within a run keep their order.
+    All requests are given and returned by their positions in the queue; `exclusive` is sorted by rank. A shared request is put
+    after the exclusive requests of owners of lower rank, and before those of owners of higher rank. Among the exclusive
+    requests of its own owner, it is put where it swaps with the fewest requests. `outsiders`, the requests of owners without a
+    rank, stay before or after all exclusive requests. The requests within a run keep their order.
     """
     exclusive_ranks = [rank_of[i] for i in exclusive]
     first = min(exclusive)
@@ -595,7 +593,7 @@ def _best_run(i: int, low: int, high: int, exclusive: list[int], runs: list[list
     `exclusive[low:high]` are the positions of the exclusive requests of its owner, and ascend. The runs are sorted.
     """
     unmoved = bisect_left(exclusive, i, low, high)  # the run in which it swaps with no exclusive request of its owner
-    # Shared requests that swap with position `i` unless it joins their run: later ones in `low`, earlier ones in `high`.
+    # Shared requests with which it swaps if it is put after the run `low`, or before the run `high`.
     after_low = len(runs[low]) - bisect_left(runs[low], i)
     before_high = bisect_left(runs[high], i)
 

@@ -38,7 +38,8 @@ def earlier(one: QueueEntry | None, other: QueueEntry | None) -> QueueEntry | No
     """Return the earlier of two positions of a queue. None is the position before the first waiter."""
     if one is None or other is None:
         return None
-    return min(one, other, key=itemgetter(0, 1))  # requests that have moved may be at equal positions
+    # By priority and ticket only: these may be equal, if one position was left by a request that has moved.
+    return min(one, other, key=itemgetter(0, 1))
 
 
 def _dict_with_stored_hashes() -> dict[str, Request]:
@@ -67,8 +68,8 @@ class Transaction:
         self.grants: dict[str, int] = {}
         """The number of grants of the transaction on each resource."""
         self.held_classes: HeldClasses | None = None
-        """Cache of the lock order analysis: the classes of the names in `held`. None if a request was removed since the
-        classes were computed."""
+        """Cache of the lock order analysis: the classes of the names in `held`. None after a request was removed from `held`,
+        until the analysis computes it again."""
 
     def add_held(self, request: Request) -> None:
         """Add a held request."""
@@ -99,7 +100,7 @@ class Transaction:
         self.compact_if_halved(grants_before)
 
     def compact_if_halved(self, grants_before: int) -> None:
-        """Free the slots of removed items if the number of grants, which was `grants_before`, has fallen below a power of 2."""
+        """Free the slots of removed items if the number of grants has fallen from `grants_before` below a power of 2."""
         if grants_before > MIN_CHECKED_SIZE and grants_before.bit_length() != len(self.grants).bit_length():
             compact(self.held)
             compact(self.grants)
@@ -165,17 +166,17 @@ class LockTable:
         self.closing: set[str] = set()
         """Subtrees that no request names, and from which `subtrees.close_slice` removes the waiters below them."""
         self.close_room = MAX_CLOSED_WAITERS
-        """Number of waiters that the next steps may still remove from the queues of subtrees. If there is no room,
-        `subtrees.close_slice` removes them, which makes room again: very many requests for subtrees may end together."""
+        """Number of waiters that steps may still remove from the queues of ended subtrees at once. When it is used up,
+        `subtrees.close_slice` removes the others later, and resets it: very many requests for subtrees may end together."""
         self.kept_open: Container[str] = ()
         """Subtrees that stay open although no request names them, because a loaded request is about to name them."""
         self.unmoved: list[Request] = []
-        """Waiters below an ended subtree. Their stored position in the queue of the subtree is void. The lock manager clears
-        the list."""
+        """Waiters that had moved in the queue of an ended subtree, so that their stored position there is void. The lock manager
+        makes `Moved` events of them and clears the list."""
         self.pending_grants: dict[str, dict[QueueMode, QueueEntry | None]] = {}
-        """Queues in which waiters may be grantable, because a step had too many candidates. By resource and by the mode in which
-        a request left, the position after which the search begins. A resource without waiters is not among them, so that
-        their number is bounded. Never replaced: the lock manager keeps a reference."""
+        """Changes of queues whose waiters were not all checked, because a step had too many candidates: by resource and mode, the
+        position of the `QueueChange` after which the search continues. A resource without waiters is not among them, so that
+        their number is bounded. The dict is never replaced, because the lock manager keeps a reference."""
         self.transactions: dict[str, Transaction] = {}
         """Transactions with held or waiting requests, by name."""
 
@@ -290,8 +291,8 @@ class LockTable:
     def enqueue(self, request: Request) -> dict[Request, int]:
         """Add a new waiting request to the wait queues of its resources.
 
-        Return the requests whose positions in a queue changed, as a dict (an ordered set). The value of the new request is
-        the number of requests that its insertion read or moved; see `WaitQueue.insert`.
+        Return the argument `moved` of `WaitQueue.insert`: empty, or the requests whose positions in a queue changed, together
+        with the new request, whose value is the number of steps that its insertions have taken.
         """
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)
@@ -401,7 +402,7 @@ class LockTable:
     # -- Pending grants -------------------------------------------------------------------
 
     def add_pending_grants(self, affected: AffectedQueues) -> None:
-        """Leave queues for later. The search of a queue begins at the first position that was left in the same mode."""
+        """Add changes to `pending_grants`. Of two changes of a queue with the same mode, the earlier position is kept."""
         for name, mode, after in affected:
             resource = self.resources.get(name)
             if resource is not None and resource.wait_queue is not None:
@@ -415,7 +416,7 @@ class LockTable:
         return [(name, mode, after) for name in names for mode, after in pending.pop(name).items()]
 
     def restart_pending_grants(self, names: Iterable[str]) -> None:
-        """Begin with the first waiter again in these queues, because a request may have moved before the position."""
+        """Restart the pending searches of these queues at the first waiter, because a request may have moved there."""
         for name in names:
             if name in self.pending_grants:
                 self.pending_grants[name] = dict.fromkeys(self.pending_grants[name])
@@ -423,8 +424,9 @@ class LockTable:
     # -- Counted resources and subtrees ---------------------------------------------------
 
     def uncounted_names(self, request: Request) -> int:
-        """Return how many locks `subtrees.own_below` reads for the subtrees of a request: all locks of the transaction, for each
-        subtree for which they are not counted.
+        """Return how many locks `subtrees.own_below` would read for the subtrees of a request.
+
+        For each subtree for which the locks of the transaction are not counted yet, it reads all of them.
         """
         transaction, details = request.transaction, request.details
         if transaction is None or transaction not in self.transactions or details is None:
@@ -436,17 +438,20 @@ class LockTable:
         return len(self.transactions[transaction].grants) * (len(details.subtrees) - counted)
 
     def is_new(self, subtree: str) -> bool:
-        """Return whether a request for a subtree must read all locks, because no other request names the subtree."""
+        """Return whether a request for a subtree must open it, which reads all locks: no other request names the subtree."""
         return subtree not in self.subtrees or subtree in self.closing
 
     def counted(self, name: str) -> Counted:
-        """Return what a counted resource in the table has beside a plain resource."""
+        """Return the units of a counted resource, which must be in the table."""
         special = self.resources[name].special
         assert isinstance(special, Counted), "it is one as long as a request names its units"  # noqa: S101
         return special
 
     def _special_queues(self, request: Request) -> list[tuple[str, QueueMode]]:
-        """Prepare a waiting request for its queues, in a table with counted resources or subtrees. Return the queues."""
+        """Return the queues that a waiting request enters, with its modes, in a table with counted resources or subtrees.
+
+        Adds its intentions, its units and its queue entries to the counts of the table.
+        """
         self._add_intentions(request)
         if request.transaction is not None:
             for name, asked in request.units.items():
@@ -554,7 +559,8 @@ class LockTable:
     def innermost_subtree(self, name: str, known: dict[str, str | None]) -> str | None:
         """Return the innermost subtree in the table that contains `name`, or None. All others that contain it contain this one.
 
-        `known`: what earlier calls have found, by directory, that is, a name up to a slash, if no subtree was opened or closed since.
+        `known` is a cache: by directory (a name up to a slash), the result for names in it. The caller passes the same dict again
+        as long as no subtree is opened or closed.
         """
         # A command may name 10,000 resources, each with many slashes: in one directory, or each in a directory of its own.
         if name.endswith(WHOLE_NAMESPACE):  # a subtree is not above itself
@@ -591,7 +597,8 @@ class LockTable:
     ) -> Iterator[tuple[list[str], QueueMode, list[tuple[str, LockedResource]]]]:
         """Group names that have the same mode and the same subtrees above them.
 
-        Yield the names, the mode and the subtrees of each group, see `subtrees_above`, without names that have no subtree above.
+        `modes` are pairs (name, mode). Yields (names, mode, subtrees) for each group; the subtrees are those of
+        `subtrees_above`. Names without a subtree above them are omitted.
         """
         groups: dict[tuple[str, QueueMode], list[str]] = {}
         known: dict[str, str | None] = {}
@@ -603,7 +610,10 @@ class LockTable:
             yield names, mode, self.subtrees_above(names[0])
 
     def count_queues(self, request: Request) -> int:
-        """Return in how many queues a new request would wait, without those for units; or a number above `MAX_QUEUES`."""
+        """Return in how many queues a new request would wait, without the queues of its units.
+
+        If there are more than `MAX_QUEUES`, the count is incomplete.
+        """
         names = {*request.exclusive, *request.shared}
         for _, _, above in self.group_below_subtrees(request.modes()):
             names.update([subtree for subtree, _ in above])
@@ -611,15 +621,18 @@ class LockTable:
                 break
         return len(names)
 
-    def _count_intentions(self, request: Request, count: int) -> AffectedQueues:
-        """Count the locks of a request in the subtrees above them: 1 to add them, -1 to remove them."""
+    def _count_intentions(self, request: Request, sign: int) -> AffectedQueues:
+        """Add the locks of a held request to the subtrees above them (`sign` is 1), or remove them (-1).
+
+        Return the changes of the subtrees that have waiters.
+        """
         if not self.subtrees:
             return []
         affected: dict[QueueChange, None] = {}
         for names, mode, above in self.group_below_subtrees(request.modes()):
             for subtree, resource in above:
                 assert isinstance(resource.special, Subtree)  # noqa: S101 - what mypy needs to know
-                resource.special.add(request, names, mode, count)
+                resource.special.add(request, names, mode, sign)
                 if resource.wait_queue is not None:
                     affected[subtree, IS if mode == S else IX, None] = None
         return list(affected)

@@ -71,8 +71,8 @@ RECENT_OUTCOMES = 100_000
 """Minimum number of recent outcomes that are remembered. The maximum is twice this number."""
 
 MAX_EXPIRY_READS = 4_000
-"""Number of requests and resources that one `Expire` reads, to describe blockers and to find waiters to grant. Beyond it,
-the other requests end in the next step."""
+"""Maximum number of requests and resources that one `Expire` reads, to describe blockers and to find waiters to grant. The
+other expired requests end in the next step."""
 
 MAX_CONTINUED_QUEUES = 1_000
 """Number of queues with pending grants that one `Continue` reads."""
@@ -81,9 +81,8 @@ MAX_CONTINUED_QUEUES = 1_000
 class RecentOutcomes:
     """A cache of the reasons for which requests ended, by id, in two generations.
 
-    When the newer generation is full, the whole older generation is dropped. Removing the oldest keys
-    one by one from a single dict would be slow, because finding the oldest key means to skip the
-    entries of all removed keys.
+    When the newer generation is full, the whole older generation is dropped. Removing the oldest keys one by one from a single
+    dict would be slow: to find the oldest key, CPython skips the slots of all removed keys.
     """
 
     __slots__ = ("_newer", "_older")
@@ -128,17 +127,17 @@ class LockManager:
         """The fencing token of the next grant."""
         self.unix_offset_ms = unix_offset_ms
         self.lock_order: LockOrder | None = None
-        """The analysis of the lock order, which observes the transactions and never changes them. None: it is off."""
+        """The analysis of the lock order, which observes the transactions and never changes them. None if it is off."""
         self.pending_grants = self.table.pending_grants
-        """Queues in which waiters may be grantable, because a step had too many candidates. `Continue` grants them."""
+        """Queues in which waiters may still be grantable, because a step had too many candidates. `Continue` grants them."""
         self.rearrangements = 0
         """Number of cycles that were resolved by rearranging wait queues."""
         self._outcomes = RecentOutcomes()
 
     def lead(self, *, min_id: int, unix_offset_ms: float, lock_order: LockOrder | None) -> None:
-        """Prepare to decide, from the adopted state on: the first step must be `Recover`.
+        """Prepare a follower's lock manager to execute commands. The first command must be `Recover`.
 
-        Ids and fencing tokens are at least `min_id`.
+        New ids and fencing tokens are at least `min_id`.
         """
         self.next_id, self.next_fence = max(self.next_id, min_id), max(self.next_fence, min_id)
         self.unix_offset_ms, self.lock_order = unix_offset_ms, lock_order
@@ -176,9 +175,8 @@ class LockManager:
     def grant_if_uncontended(self, request: Request, now: float) -> bool:
         """Grant a new request for exclusive locks on unlocked resources, or for units of one resource, without a step.
 
-        Return whether it was granted.
-
-        If not, nothing has changed, and the request needs a step. A step would have the same effect as this method.
+        Return True if it was granted, with the effect that a step would have. If it was not, nothing has changed, and the
+        request needs a step.
         """
         table = self.table
         uncontended = table.uncontended
@@ -248,8 +246,8 @@ class LockManager:
     def _hold_units(self, request: Request, details: Details) -> bool:
         """Make a new request a holder of its units, for `grant_if_uncontended`.
 
-        Return False, without a change, if the request needs a step. It needs none for units of one resource, which has neither
-        waiters nor holders of another mode.
+        Return False, without a change, if the request needs a step. It needs none if it only names units of one resource, and
+        this resource has free units and no waiters.
         """
         if request.transaction is not None or request.exclusive or len(details.units) != 1:
             return False
@@ -283,10 +281,9 @@ class LockManager:
         return True
 
     def load_in_parts(self, requests: Iterable[Request], replaced: Iterable[int] = ()) -> Iterator[None]:
-        """Discard the requests with the ids `replaced`, and adopt `requests`, in parts: yield after each.
+        """Discard the requests with the ids `replaced`, and adopt `requests`, in parts: yield after each part.
 
-        `adopt` alone would read the whole table for each subtree that no other request names, and so for each change of the
-        request that does.
+        This opens all new subtrees together. `adopt` alone would read the whole table for each of them.
         """
         parts: list[list[Request]] = []
         subtrees = set[str]()
@@ -315,7 +312,7 @@ class LockManager:
         """Add a request in its current state, held or waiting, without granting any other request."""
         details = request.details
         if details is not None:
-            details.queue_modes = None  # those of another table, if the same process has loaded the state again
+            details.queue_modes = None  # may be of another table, if this process has loaded the state before
             if details.units or details.subtrees:
                 open_specials(self.table, request, is_bounded=False)
             else:
@@ -467,11 +464,11 @@ class LockManager:
     def _resolve_cycle(
         self, request: Request, moved: dict[Request, int], events: list[Event]
     ) -> deadlock.Rearrangement | None:
-        """Rearrange wait queues so that a new request is in no cycle, and return the changes. Return None if the request ends.
+        """Rearrange wait queues so that a new request is in no cycle, and return the changes. Return None if the request ended.
 
-        It ends with `deadlock` if it closed a cycle of hard edges. With a queue timeout of 0, it ends if it waits for a held
-        lock: no order of the queues makes it grantable. It is rejected if the search takes too many steps, because it could
-        deadlock. Adds the requests whose positions changed to `moved`.
+        The request ends with `deadlock` if it is deadlocked. With a queue timeout of 0, it also ends if holders block it,
+        because no order of the queues makes it grantable. It is rejected with `GraphFull` if the search takes too many steps,
+        because it could deadlock. The requests whose positions changed are added to `moved`.
         """
         table, budget = self.table, deadlock.StepBudget(moved.get(request, 0))
         is_special = table.specials > 0
@@ -528,10 +525,9 @@ class LockManager:
             events.append(self._ended_or_unknown(command.id))
 
     def _expire(self, limit: int, now: float, events: list[Event]) -> None:
-        """End expired requests, and grant the waiters that each one blocked, up to about `limit` locks and grants together.
+        """End expired requests, and grant the waiters that they blocked, until the ended locks and the grants reach `limit`.
 
-        If very many requests time out together, only the blockers of the first requests are counted. For the others, few
-        blockers are read.
+        If very many requests time out together, all blockers are counted only for the first of them.
         """
         reads = 0
         for id_ in self.deadlines.expired(now, limit):
@@ -590,9 +586,9 @@ class LockManager:
         self._grant_waiters(affected, now, events)
 
     def _recover(self, contended: Iterable[str] | None, now: float, events: list[Event]) -> None:
-        """End the requests that need a session and have none, then grant every grantable waiter of the resources `contended`.
+        """Grant every grantable waiter of the resources `contended`.
 
-        None: search the table for both.
+        If `contended` is None, first end the requests that need a session and have none, and then search all resources.
         """
         table = self.table
         if contended is None:
@@ -655,7 +651,10 @@ class LockManager:
         events.append(event)
 
     def _close_specials(self, request: Request) -> None:
-        """Remove the subtrees that only `request` named, which has ended without a grant. Waiters below are granted later."""
+        """Close the special resources that only `request` named. It has ended without a grant.
+
+        Waiters below its subtrees that have become grantable are granted in a later step.
+        """
         affected = close_specials(self.table, request)
         if affected:
             self._leave_for_later(affected)
@@ -691,9 +690,10 @@ class LockManager:
         return [(name, mode, request.entry(name)) for name, mode in modes()]
 
     def _append_moved(self, moved: dict[Request, int], names: set[str], events: list[Event]) -> None:
-        """Append a `Moved` event for each moved request that still waits. They have moved in the queues of `names`.
+        """Append a `Moved` event for each request in `moved` that still waits.
 
-        Pending grants begin at the front of these queues again, because a request may have moved before their position.
+        `names` are the queues in which they may have moved. Pending searches of these queues begin at the front again, because
+        a request may have moved to a position that was already read.
         """
         if moved:
             self.table.restart_pending_grants(names)
@@ -707,12 +707,14 @@ class LockManager:
     def _grant_waiters(
         self, affected: AffectedQueues, now: float, events: list[Event], new_request: Request | None = None
     ) -> int:
-        """Grant all grantable requests of the affected queues, and `new_request` if it is grantable.
+        """Grant the grantable requests of the affected queues in queue order, and `new_request` if it is grantable.
 
-        Requests are granted in queue order. One pass is enough, because a grant makes no other request grantable: a request
-        that blocked others as an earlier waiter blocks them as a holder now. For the same reason the rest of very many
-        candidates can be checked in later steps. Only the grant of units is followed by another pass, because later waiters
-        need not fit into the limit of a holder. Returns the approximate number of requests and resources that were read.
+        Returns the approximate number of requests and resources that were read. If there are very many candidates, the rest is
+        left for later steps.
+
+        One pass is enough, because a grant makes no other request grantable: a request that blocked others as an earlier
+        waiter blocks them as a holder now. Only a grant of units is followed by another pass, because later waiters need not
+        fit into the limit of a holder.
         """
         table = self.table
         if len(affected) == 1 and new_request is None and not table.unmoved:
@@ -736,10 +738,10 @@ class LockManager:
         return reads
 
     def _grant_units(self, name: str, now: float, events: list[Event]) -> int:
-        """Grant waiters for units of one resource, as `_grant_waiters` does, if they are the only waiters.
+        """Grant waiters for units of one resource, as `_grant_waiters` does, if they are its only waiters.
 
-        Then they fit in queue order: if the first one does not fit, no other one does. Returns how many requests were read,
-        or 0 if other waiters may be grantable.
+        They are granted in queue order: if the first one does not fit, no later one does. Returns the number of requests that
+        were read, or 0 if the queue must be searched for other grantable waiters.
         """
         reads = 0
         while (first := first_waiter_for_units(self.table, name)) is not None:
@@ -755,10 +757,10 @@ class LockManager:
         return reads if name in self.table.resources and self.table.resources[name].wait_queue is None else 0
 
     def _grant_beside_units(self, granted: list[Request], now: float, events: list[Event]) -> AffectedQueues:
-        """Grant the waiters that had to fit into the limit of an earlier waiter, if this waiter is one of `granted`, and
-        thus a holder now.
+        """Grant the waiters for units that have become grantable because an earlier waiter, one of `granted`, holds its units.
 
-        Return the queues that are left.
+        As a holder, this request no longer limits later waiters to its own limit. Returns the changes of queues that are left
+        for later steps.
         """
         reads = 0
         left: AffectedQueues = []

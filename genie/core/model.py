@@ -40,7 +40,7 @@ SUCCESS: Final = Reason.SUCCESS
 
 
 NO_TIMEOUT_MS: Final = 2_147_483_647
-"""A `queue_timeout_ms` of at least this value, the largest on the wire, means no limit."""
+"""A `queue_timeout_ms` of this value, the largest on the wire, or more means that the wait has no time limit."""
 
 MAX_LINEAR_SEARCH: Final = 16
 """Maximum number of names in which `queue_mode` searches linearly. For more names it builds a dict."""
@@ -59,24 +59,24 @@ queue. Priority and ticket are unique within a queue, so a comparison never reac
 
 
 MAX_PART_NAMES = 2_000
-"""Number of names of one part of very many requests. To load and to recover them takes a few ms."""
+"""Number of names of one part of very many requests. Loading and recovering a part takes a few ms."""
 
 
 def in_parts(requests: Iterable[Request]) -> Iterator[list[Request]]:
     """Yield requests in parts of about `MAX_PART_NAMES` names. The last request of a part may exceed the limit."""
-    part, left = list[Request](), MAX_PART_NAMES
+    part, name_count = list[Request](), 0
     for request in requests:
         part.append(request)
-        left -= request.name_count()
-        if left <= 0:
+        name_count += request.name_count()
+        if name_count >= MAX_PART_NAMES:
             yield part
-            part, left = [], MAX_PART_NAMES
+            part, name_count = [], 0
     if part:
         yield part
 
 
 def needs_session(request: Request) -> bool:
-    """Return whether a recovered request ends, because it needs a session and has none."""
+    """Return whether a recovered request must end, because it needs a session and has none."""
     return request.origin is None and (request.release_on_disconnect or request.state is WAITING)
 
 
@@ -91,9 +91,10 @@ class Details:
         self.units: dict[str, UnitCount] = {} if units is None else units
         """The units that the request asks for, by counted resource."""
         self.subtrees = subtrees
-        """The subtrees that the request names, in either mode."""
+        """The subtrees that the request names, in shared or exclusive mode."""
         self.queue_modes: dict[str, QueueMode] | None = None
-        """The mode in each queue of a waiting request, with the intentions. None before it is needed."""
+        """The mode of a waiting request in each of its queues, with the queues of the subtrees above its names. None if these
+        are the queues of its names only, and no search has needed the dict."""
 
 
 def details_of(
@@ -109,7 +110,7 @@ _NO_UNITS: Final[dict[str, UnitCount]] = {}
 
 @dataclass(slots=True, init=False, eq=False, repr=False)
 class Request:
-    """One request for a set of locks, from its arrival to its release. It is also the command itself.
+    """One request for a set of locks, from its arrival to its release. It is also the command that asks for the locks.
 
     The client sets the first block of fields. A name occurs once: in `shared`, in `exclusive`, or in
     `units`. The lock manager sets the second block when the request arrives. Times are
@@ -142,11 +143,12 @@ class Request:
     """When the request expires, rounded up to a whole millisecond, so that it never expires early.
     `NEVER` for a wait without a time limit."""
     queue_entry: QueueEntry | None
-    """The entry of a waiting request, by priority and arrival, in every queue except those in `moved`.
+    """The entry of a waiting request, by priority and arrival, in every queue that is not in `moved`.
     None unless the request waits."""
     moved: dict[str, QueueEntry] | None
-    """The entries of the request in rearranged queues, by resource. None instead of an empty dict."""
+    """The entries of the request in queues in which it was moved, by resource. None instead of an empty dict."""
     details: Details | None
+    """None if the request needs no `Details`."""
     simple: bool
     """True if the waiting request is in one queue only, and has no transaction. Then all its wait-for edges are within this
     queue."""
@@ -209,10 +211,9 @@ class Request:
         return _NO_UNITS if self.details is None else self.details.units
 
     def queue_mode(self, name: str) -> QueueMode:
-        """Return the mode of this request in the queue of `name`, one of its names or a subtree above one of them.
+        """Return the mode of this waiting request in the queue of `name`: one of its names, or a subtree above one of them.
 
-        For a request with many names, the first call builds a dict. So calls for all names take linear
-        time in total.
+        For a request with many names, the first call builds a dict. So calls for all names take linear time in total.
         """
         if self.details is None:
             if len(self.exclusive) <= MAX_LINEAR_SEARCH:
@@ -250,7 +251,7 @@ class Request:
         return self.details.queue_modes
 
     def lock_text(self, name: str, mode: QueueMode) -> str:
-        """Return one lock of this request as clients write it. `mode`: that of `modes`."""
+        """Return one lock of this request as clients write it. `name` and `mode` are a pair of `modes`."""
         return lock_text(name, mode, self.units[name] if mode == U else None)
 
     def names(self) -> tuple[str, ...]:

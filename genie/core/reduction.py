@@ -1,9 +1,9 @@
 """Deadlocks and rearrangements where units or subtrees are involved, by reduction.
 
-An owner that waits for units needs only enough of its blockers, so a cycle in the wait-for graph need not be a deadlock. The
-general method (Holt, Some Deadlock Properties of Computer Systems, 1972): take an owner whose requested locks fit beside the
-locks of the other owners that are not taken yet, and repeat. Owners that are never taken are deadlocked. If all owners can
-be taken, the queues are rearranged into this order, in which all can be served.
+An owner that waits for units is served once enough of its blockers end, not all of them. So a cycle in the wait-for graph may
+be no deadlock. The general method (Holt, Some Deadlock Properties of Computer Systems, 1972): take an owner whose requested
+locks fit beside the locks of the other owners that are not taken yet, and repeat. Owners that are never taken are deadlocked.
+If all owners can be taken, the queues are rearranged into the order in which they were taken.
 
 Owners that wait for nothing are taken first, so only waiting owners are examined. `genie/core/README.md` has the theory.
 """
@@ -41,15 +41,15 @@ NAMES_PER_STEP = 32
 """Locks of an owner that one step compares with a subtree."""
 
 MAX_FINISHING_STEPS = 4_000
-"""Steps of `finishes_in_queue_order`. A step reads a queue in which an owner waits, an owner that may be before it, or
-`UNITS_PER_STEP` waiters or holders of a counted resource."""
+"""Maximum number of steps of `finishes_in_queue_order`. A step reads a queue in which an owner waits, an owner that may be
+before it, or `UNITS_PER_STEP` waiters or holders of a counted resource."""
 UNITS_PER_STEP = 4
 
 MAX_FINISHING_DEPTH = 100
-"""Maximum length of the chains of owners in this search, which is recursive."""
+"""Maximum length of a chain of owners in `finishes_in_queue_order`, which is recursive."""
 
-ORDER_STEPS = 16
-"""Pairs of requests that are compared in one step, to order the queue of a special resource."""
+PAIRS_PER_STEP = 16
+"""Pairs of requests that one step compares, to order the queue of a special resource."""
 
 
 class _Waiter:
@@ -65,7 +65,7 @@ class _Waiter:
         self.units: UnitCount = request.units[name] if mode == U else (0, 0)
 
 
-class _Room:
+class _ExaminedResource:
     """A resource that waiting owners hold or wait for, with its holders and waiters among these owners."""
 
     def __init__(self, name: str, resource: LockedResource) -> None:
@@ -76,9 +76,9 @@ class _Room:
         self.in_use = 0
         """The sum of the units of all holders."""
         self.waiters: list[_Waiter] = []
-        """In queue order."""
+        """The waiters, in queue order."""
         self.asked: dict[Owner, UnitCount] = {}
-        """The units that each owner waits for, in all its requests, and their smallest limit."""
+        """For each owner, the units that all its requests wait for, and the smallest limit of these requests."""
 
     def add_holder(self, owner: Owner, mode: QueueMode, units: int = 0) -> None:
         owners = self.holders.setdefault(mode, {})
@@ -94,34 +94,34 @@ class _Room:
 
 
 class _HeldOnly:
-    """A resource in the reduction over held locks. Finds the waiters that fit beside the owners that are not taken."""
+    """A resource in the reduction over held locks: finds the waiters that fit beside the holders that are not taken."""
 
-    def __init__(self, room: _Room) -> None:
-        self._holders = {mode: dict(owners) for mode, owners in room.holders.items()}
-        self._in_use = room.in_use
+    def __init__(self, examined: _ExaminedResource) -> None:
+        self._holders = {mode: dict(owners) for mode, owners in examined.holders.items()}
+        self._in_use = examined.in_use
         self._excluded: dict[QueueMode, dict[Owner, list[_Waiter]]] = {}
-        """By mode and owner, the waiters that a holder in a conflicting mode may exclude: at first all waiters."""
-        self._without_units: list[tuple[int, int, _Waiter]] = []
-        """Waiters for units that no other mode excludes, as a heap of (-spare, request id, waiter).
+        """By mode and owner, the waiters that a holder in a conflicting mode may still exclude. At first, these are all waiters."""
+        self._excluded_by_units: list[tuple[int, int, _Waiter]] = []
+        """Waiters for units that only units may still exclude, as a heap of (-max_in_use, request id, waiter).
 
-        `spare` is how many units may be in use when the waiter is granted: its limit minus the units for which its owner
-        waits. The first waiter allows the most, so it fits first.
+        `max_in_use` is the maximum of the units in use with which the waiter fits: its limit minus the units for which its owner
+        waits. The first waiter of the heap has the greatest maximum, so it fits first.
         """
-        for waiter in room.waiters:
+        for waiter in examined.waiters:
             self._excluded.setdefault(waiter.mode, {}).setdefault(waiter.owner, []).append(waiter)
-        self._asked = room.asked
+        self._asked = examined.asked
 
     def take(self, owner: Owner) -> None:
-        """Remove an owner that is taken. It no longer waits."""
+        """Remove the locks of an owner that is taken. It has no waiters left, because all of them fit."""
         for owners in self._holders.values():
             self._in_use -= owners.pop(owner, 0)
 
     def fitting(self, budget: StepBudget) -> Iterator[_Waiter]:
-        """Yield the waiters that fit now and did not before. Reads no other waiter."""
+        """Yield the waiters that fit and that earlier calls have not yielded. Reads no other waiter."""
         for mode, by_owner in self._excluded.items():
             blocking: set[Owner] = set()
             for each in CONFLICTS[mode]:
-                blocking.update(islice(self._holders.get(each, ()), 2))
+                blocking.update(islice(self._holders.get(each, ()), 2))  # two owners exclude all waiters of the mode
             if not blocking:
                 owners = list(by_owner)
             elif len(blocking) == 1:
@@ -132,54 +132,61 @@ class _HeldOnly:
                 for waiter in by_owner.pop(owner):
                     budget.spend()
                     if mode == U:
-                        spare = waiter.units[1] - self._asked[owner][0]
-                        heappush(self._without_units, (-spare, waiter.request.id, waiter))
+                        max_in_use = waiter.units[1] - self._asked[owner][0]
+                        heappush(self._excluded_by_units, (-max_in_use, waiter.request.id, waiter))
                     else:
                         yield waiter
-        while self._without_units and self._in_use <= -self._without_units[0][0]:
+        while self._excluded_by_units and self._in_use <= -self._excluded_by_units[0][0]:
             budget.spend()
-            yield heappop(self._without_units)[-1]
+            yield heappop(self._excluded_by_units)[-1]
 
 
 class _UnitsInOrder:
-    """A counted resource in the reduction in queue order. Finds the waiters for units that fit beside earlier waiters."""
+    """A counted resource in the reduction in queue order: finds the waiters for units that fit beside earlier waiters."""
 
-    def __init__(self, room: _Room) -> None:
-        self._held = dict(room.holders.get(U, {}))
-        self._in_use = room.in_use
-        self._waiters = {waiter.request.id: waiter for waiter in room.waiters if waiter.mode == U}
-        self._fitting: set[int] = set()
-        self._asked = room.asked
-        self._of_owner: dict[Owner, list[int]] = {}
+    def __init__(self, examined: _ExaminedResource) -> None:
+        self._held = dict(examined.holders.get(U, {}))
+        self._in_use = examined.in_use
+        self._waiters = {waiter.request.id: waiter for waiter in examined.waiters if waiter.mode == U}
+        """By the id of the request, in queue order, the waiters for units of owners that are not taken."""
+        self._yielded: set[int] = set()
+        """The ids of the requests that `fitting` has yielded."""
+        self._asked = examined.asked
+        self._ids_by_owner: dict[Owner, list[int]] = {}
+        """The keys of `_waiters` that belong to each owner."""
         for id_, waiter in self._waiters.items():
-            self._of_owner.setdefault(waiter.owner, []).append(id_)
+            self._ids_by_owner.setdefault(waiter.owner, []).append(id_)
 
     def take(self, owner: Owner) -> None:
-        """Remove an owner that is taken."""
+        """Remove the units and the waiters of an owner that is taken."""
         self._in_use -= self._held.pop(owner, 0)
-        for id_ in self._of_owner.pop(owner, ()):
+        for id_ in self._ids_by_owner.pop(owner, ()):
             del self._waiters[id_]
 
     def fitting(self, budget: StepBudget) -> Iterator[_Waiter]:
-        """Yield the waiters that fit now and did not before. Reads the queue until its units exceed every limit in it."""
-        before, of_owner, largest = 0, dict[Owner, int](), 0
-        smallest: dict[Owner, int] = {}  # the smallest limit of each owner so far: at most two owners are compared
+        """Yield the waiters that fit and that earlier calls have not yielded.
+
+        Reads the queue until the units in use and the units of the waiters that were read exceed every limit.
+        """
+        units_before, largest_limit = 0, 0
+        units_before_of = dict[Owner, int]()
+        smallest_limits: dict[Owner, int] = {}  # of the owners before, but only the smallest two: see below
         for id_, waiter in self._waiters.items():
             budget.spend()
             owner, (units, limit) = waiter.owner, waiter.units
-            if id_ not in self._fitting:
-                others = min([each for other, each in smallest.items() if other != owner], default=limit)
-                total = self._in_use + self._asked[owner][0] + before - of_owner.get(owner, 0)
-                if total <= min(limit, others):
-                    self._fitting.add(id_)
+            if id_ not in self._yielded:
+                limits_of_others = [each for other, each in smallest_limits.items() if other != owner]
+                units_of_others = units_before - units_before_of.get(owner, 0)
+                if self._in_use + units_of_others + self._asked[owner][0] <= min([limit, *limits_of_others]):
+                    self._yielded.add(id_)
                     yield waiter
-            before += units
-            of_owner[owner] = of_owner.get(owner, 0) + units
-            smallest[owner] = min(limit, smallest.get(owner, limit))
-            if len(smallest) > 2:  # noqa: PLR2004 - the greatest one of three decides nothing
-                del smallest[max(smallest, key=lambda each: smallest[each])]
-            largest = max(largest, limit)
-            if self._in_use + before > largest:
+            units_before += units
+            units_before_of[owner] = units_before_of.get(owner, 0) + units
+            smallest_limits[owner] = min(limit, smallest_limits.get(owner, limit))
+            if len(smallest_limits) > 2:  # noqa: PLR2004 - one of the smaller two belongs to another owner, for any owner
+                del smallest_limits[max(smallest_limits, key=lambda each: smallest_limits[each])]
+            largest_limit = max(largest_limit, limit)
+            if self._in_use + units_before > largest_limit:
                 return
 
 
@@ -187,10 +194,10 @@ class _UnitsInOrder:
 
 
 def finishes_in_queue_order(table: LockTable, owner: Owner) -> bool:
-    """Return True if the owner of a new request can finish beside the waiters that are before it in the queues.
+    """Return whether the owner of a new request can finish beside the waiters that are before it in the queues.
 
-    Then there is no deadlock, and nothing needs to be rearranged: without this owner, all others could finish before the request
-    arrived. False if this is not so, or if it is not found in a bounded search, which takes each owner at most once.
+    If it can, there is no deadlock, and nothing needs to be rearranged: before the request arrived, all others could finish
+    without this owner. False may also mean that the search, which is bounded, has found no answer.
     """
     try:
         return _Finishing(table).finishes(owner)
@@ -199,7 +206,7 @@ def finishes_in_queue_order(table: LockTable, owner: Owner) -> bool:
 
 
 class _UnitScan:
-    """The waiters for units of one resource, read once from the first one on."""
+    """The state of one pass over the waiters for units of a resource, from the first one on."""
 
     def __init__(self, table: LockTable, name: str, finished: Mapping[Owner, bool]) -> None:
         resource = table.resources[name]
@@ -213,16 +220,19 @@ class _UnitScan:
                 if not finished.get(owner) and table.transactions[str(owner)].waiting
             ]
         )
-        """The units of waiting owners that are not known to finish."""
+        """The units that waiting owners hold, without owners that are known to finish."""
         self.asked = 0
-        """The units that such owners wait for, of the waiters that were read."""
+        """The units of the waiters that were read, without owners that are known to finish."""
         self.asked_by: dict[Owner, int] = {}
+        """The part of `asked` of each owner."""
         self.smallest = maxsize
-        """The smallest limit of these waiters."""
+        """The smallest limit of the waiters in `asked`."""
         self.only_units = len(resource.holders) == special.unit_holder_count and queue.modes() == [U]
+        """True if all holders and waiters of the resource name units."""
         self.entries = iter(queue.of_mode(U))
+        """The entries that were not read yet."""
         self.fits: dict[int, bool] = {}
-        """True if the units of each waiter that was read fit, by id."""
+        """By request id, for each waiter that was read: True if its units fit beside those of earlier waiters."""
 
     def remove(self, owner: Owner) -> None:
         """Remove an owner that finishes."""
@@ -231,17 +241,23 @@ class _UnitScan:
 
 
 class _Finishing:
-    """A search for an order in which owners finish in queue order, depth first. An owner whose turn is not over does not finish."""
+    """A depth-first search for owners that can finish in queue order. An owner in the current path counts as not finishing."""
 
     def __init__(self, table: LockTable) -> None:
         self._table = table
         self._budget = StepBudget(MAX_ARRIVAL_STEPS - MAX_FINISHING_STEPS)
         self._finished: dict[Owner, bool] = {}
+        """For each visited owner, True if it can finish. False while it is in the current path."""
         self._scans: dict[str, _UnitScan] = {}
+        """By the name of the counted resource."""
         self._depth = 0
+        """Length of the current path."""
 
     def finishes(self, owner: Owner) -> bool:
-        """Return whether all that an owner waits for is free after others have finished. Raises GraphTooLarge."""
+        """Return whether an owner can finish: after other owners have finished, everything that it waits for is free.
+
+        Raises GraphTooLarge.
+        """
         waiting = self._table.waiting_of(owner)
         known = self._finished.get(owner) if waiting else True
         if known is not None:
@@ -251,7 +267,7 @@ class _Finishing:
             raise GraphTooLarge
         self._depth += 1
         if all(
-            self._has_turn(request, name, mode) for request in waiting.values() for name, mode in request.queue_modes()
+            self._is_served(request, name, mode) for request in waiting.values() for name, mode in request.queue_modes()
         ):
             self._finish(owner)
         self._depth -= 1
@@ -263,8 +279,8 @@ class _Finishing:
             for scan in self._scans.values():
                 scan.remove(owner)
 
-    def _has_turn(self, request: Request, name: str, mode: QueueMode) -> bool:
-        """Return whether the owners finish that hold one resource, or wait for it earlier, against a waiting request."""
+    def _is_served(self, request: Request, name: str, mode: QueueMode) -> bool:
+        """Return whether one resource becomes free for a waiting request: all owners finish that block it there."""
         self._budget.spend()
         for other in self._conflicting_owners(request, name, mode):
             self._budget.spend()
@@ -273,7 +289,11 @@ class _Finishing:
         return mode != U or self._units_fit(request, name)
 
     def _conflicting_owners(self, request: Request, name: str, mode: QueueMode) -> Iterator[Owner]:
-        """Yield enough of these owners: one that waits for an exclusive lock finishes after all that are before it."""
+        """Yield owners that block a waiting request on one resource, and for items that block nothing, its own owner.
+
+        The nearest earlier exclusive waiter is enough in place of the holders and waiters before it: its owner finishes after
+        them.
+        """
         resource, queue, entry = self._table.resources[name], self._table.wait_queue(name), request.entry(name)
         nearest = queue.exclusive.before(entry)
         special = resource.special
@@ -313,7 +333,7 @@ class _Finishing:
             asked = units if len(waiting) == 1 else self._units_asked_by(owner, name)
             smallest = min(scan.smallest, limit)
             does_fit = fits[waiter.id] = scan.in_use + scan.asked + asked <= smallest
-            if does_fit and scan.only_units and len(waiting) == 1 and _is_in_one_queue(waiter):  # then it finishes
+            if does_fit and scan.only_units and len(waiting) == 1 and waiter.queue_count() == 1:  # then it finishes
                 if owner in scan.held or len(self._scans) > 1:
                     self._finish(owner)
                 else:
@@ -334,15 +354,18 @@ class _Finishing:
 
 
 def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle | None:
-    """Return the shortest cycle of a deadlock with the owner of a new request, or None if there is none. Raises GraphTooLarge."""
+    """Return the shortest cycle of the deadlock in which `victim`, the owner of a new request, is, or None if there is none.
+
+    Raises GraphTooLarge.
+    """
     return Reduction(table, victim, _blocking_owners(table, victim, budget), budget).find_deadlock()
 
 
 def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Rearrangement:
     """Return how to rearrange wait queues so that all owners can finish in queue order. There must be no deadlock.
 
-    Only the owners that both wait for `owner` and are waited for by it need to be looked at: before its request arrived, all
-    others could finish without it. Raises GraphTooLarge. Changes nothing.
+    Only the strongly connected component of `owner` is examined: before its request arrived, all other owners could finish
+    without it. Raises GraphTooLarge. Changes nothing.
     """
     component, _ = strongly_connected_component(table, owner, budget)
     return Reduction(table, owner, component, budget).find_rearrangement()
@@ -369,7 +392,10 @@ def _blocking_owners(table: LockTable, victim: Owner, budget: StepBudget) -> lis
 
 
 def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) -> Iterator[Owner]:
-    """Yield the waiting owners that hold a resource against a mode, and `owner` for several that do not. Units count as a conflict."""
+    """Yield the owners that hold a resource in a mode that conflicts with `mode`. Units conflict with units.
+
+    Yields `owner` for holders that do not conflict or do not wait, so that the caller can count the reads.
+    """
     resource = table.resources[name]
     modes = [*CONFLICTS[mode], U] if mode == U else CONFLICTS[mode]
     special = resource.special
@@ -386,129 +412,129 @@ def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) 
         yield from waiting_owners_below(table, name, special, owner)
 
 
-def _is_in_one_queue(request: Request) -> bool:
-    modes = None if request.details is None else request.details.queue_modes
-    return (request.name_count() if modes is None else len(modes)) == 1
-
-
 class Reduction:
-    """Waiting owners, and what they hold and wait for. All others are as if they had finished.
+    """The reduction of some waiting owners. All other owners count as finished.
 
-    Raises GraphTooLarge, like all its methods.
+    The constructor and all methods raise GraphTooLarge.
     """
 
     def __init__(self, table: LockTable, victim: Owner, owners: Iterable[Owner], budget: StepBudget) -> None:
         self._table, self._victim, self._budget = table, victim, budget
         self._owners = {owner: min(waiting) for owner in owners if (waiting := table.waiting_of(owner))}
-        self._rooms: dict[str, _Room] = {}
-        self._rooms_of: dict[Owner, list[str]] = {owner: [] for owner in self._owners}
+        """The waiting owners, each with the id of its earliest waiting request."""
+        self._examined: dict[str, _ExaminedResource] = {}
+        self._names_by_owner: dict[Owner, list[str]] = {owner: [] for owner in self._owners}
+        """The resources that each owner holds or waits for. A name may occur more than once."""
         self._first: dict[Owner, tuple[float, int]] = {}
-        """The first position of each owner in a queue."""
+        """The first position of each owner in any queue: (negated priority, ticket)."""
         self._needed: dict[Owner, tuple[float, int]] = {}
-        """The first position of an earlier owner that waits for locks of this owner, also indirectly; see `_find_needed`."""
+        """For an owner whose held locks block an earlier owner: the position of the earlier owner. See `_find_needed`."""
         for owner in self._owners:
             for request in table.waiting_of(owner).values():
                 for name, mode in request.queue_modes():
                     budget.spend(STEPS_PER_WAITER)
                     waiter = _Waiter(request, name, mode)
-                    self._room(name).add_waiter(waiter)
-                    self._rooms_of[owner].append(name)
+                    self._examine(name).add_waiter(waiter)
+                    self._names_by_owner[owner].append(name)
                     position = waiter.entry[:2]
                     self._first[owner] = min(position, self._first.get(owner, position))
-        for room in self._rooms.values():
-            room.waiters.sort(key=_entry)
+        for examined in self._examined.values():
+            examined.waiters.sort(key=_entry)
 
-    def _room(self, name: str) -> _Room:
-        """Return a resource with its holders among the waiting owners."""
-        room = self._rooms.get(name)
-        if room is None:
+    def _examine(self, name: str) -> _ExaminedResource:
+        """Return the examined resource with this name. Create it, with its holders among the waiting owners, if needed."""
+        examined = self._examined.get(name)
+        if examined is None:
             resource = self._table.resources[name]
-            room = self._rooms[name] = _Room(name, resource)
-            self._read_holders(room)
+            examined = self._examined[name] = _ExaminedResource(name, resource)
+            self._read_holders(examined)
             if isinstance(resource.special, Subtree):
-                self._read_locks_below(room, resource.special)
-        return room
+                self._read_locks_below(examined, resource.special)
+        return examined
 
-    def _read_holders(self, room: _Room) -> None:
-        """Add the waiting owners that hold a resource."""
-        name, resource, owners = room.name, room.resource, self._owners
+    def _read_holders(self, examined: _ExaminedResource) -> None:
+        """Add the waiting owners that hold a resource to it."""
+        name, resource, owners = examined.name, examined.resource, self._owners
         special = resource.special
         if isinstance(special, Counted) and len(resource.holders) == special.unit_holder_count:
             held = special.held_by_transaction
             self._budget.spend(min(len(held), len(owners)) // UNITS_PER_STEP)
             for owner in held if len(held) < len(owners) else owners:
                 if owner in held and owner in owners:
-                    self._add_holder(room, owner, U, held[owner])
+                    self._add_holder(examined, owner, U, held[owner])
             return
         self._budget.spend(len(resource.holders))
         for holder in resource.holders.values():
             if holder.owner in owners:
                 mode = resource.holder_mode(name, holder)
-                self._add_holder(room, holder.owner, mode, holder.units[name][0] if mode == U else 0)
+                self._add_holder(examined, holder.owner, mode, holder.units[name][0] if mode == U else 0)
 
-    def _read_locks_below(self, room: _Room, special: Subtree) -> None:
-        """Add the waiting owners that hold locks below a subtree."""
+    def _read_locks_below(self, examined: _ExaminedResource, special: Subtree) -> None:
+        """Add the waiting owners that hold locks below a subtree to it, as holders of intentions."""
         for owner in self._owners:
             transaction = self._table.transactions.get(owner) if isinstance(owner, str) else None
             if transaction is not None and transaction.grants:
                 self._budget.spend(1 + len(transaction.grants) // NAMES_PER_STEP)
-                shared, exclusive = locks_below(self._table, room.name, special, owner)
+                shared, exclusive = locks_below(self._table, examined.name, special, owner)
                 if shared:
-                    self._add_holder(room, owner, IS)
+                    self._add_holder(examined, owner, IS)
                 if exclusive:
-                    self._add_holder(room, owner, IX)
+                    self._add_holder(examined, owner, IX)
 
-    def _add_holder(self, room: _Room, owner: Owner, mode: QueueMode, units: int = 0) -> None:
-        room.add_holder(owner, mode, units)
-        self._rooms_of[owner].append(room.name)
+    def _add_holder(self, examined: _ExaminedResource, owner: Owner, mode: QueueMode, units: int = 0) -> None:
+        examined.add_holder(owner, mode, units)
+        self._names_by_owner[owner].append(examined.name)
 
-    def _reduce(self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]) -> list[Owner]:
-        """Take owners that can finish, until no owner can, always the first of them in the queues, or that such an owner
-        needs. Return them in this order.
+    def _reduce(
+        self, states: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]
+    ) -> list[Owner]:
+        """Take owners that can finish, one after the other, until no owner can. Return them in this order.
 
-        An owner can finish if all its waits in `rooms` fit, and all its `blockers` have finished.
+        `states` are resources by name, and change. An owner can finish if all its waiters in `states` fit, and all its
+        `blockers` have finished. Of several such owners, the first by `_key` is taken.
         """
-        left = self._count_obstacles(rooms, blockers)
-        blocked: dict[Owner, list[Owner]] = {}
+        obstacles = self._count_obstacles(states, blockers)
+        blocked_by: dict[Owner, list[Owner]] = {}
         for owner, others in blockers.items():
             for other in others:
-                blocked.setdefault(other, []).append(owner)
-        ready = [self._key(owner) for owner, count in left.items() if not count]
+                blocked_by.setdefault(other, []).append(owner)
+        ready = [self._key(owner) for owner, count in obstacles.items() if not count]
         heapify(ready)
         order: list[Owner] = []
-        advanced: Iterable[Owner] = self._fitting_owners(rooms, rooms)
+        advanced: Iterable[Owner] = self._fitting_owners(states, states)  # each item is an owner with one obstacle less
         while True:
             for owner in advanced:
-                left[owner] -= 1
-                if not left[owner]:
+                obstacles[owner] -= 1
+                if not obstacles[owner]:
                     heappush(ready, self._key(owner))
             if not ready:
                 return order
             taken = heappop(ready)[-1]
             order.append(taken)
-            changed = [name for name in dict.fromkeys(self._rooms_of[taken]) if name in rooms]
+            changed = [name for name in dict.fromkeys(self._names_by_owner[taken]) if name in states]
             for name in changed:
-                rooms[name].take(taken)
-            advanced = [*blocked.get(taken, ()), *self._fitting_owners(rooms, changed)]
+                states[name].take(taken)
+            advanced = [*blocked_by.get(taken, ()), *self._fitting_owners(states, changed)]
 
     def _count_obstacles(
-        self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]
+        self, states: Mapping[str, _HeldOnly | _UnitsInOrder], blockers: dict[Owner, set[Owner]]
     ) -> dict[Owner, int]:
-        """Return for each owner the number of its waits that may not fit, plus the number of its blockers."""
-        left = {owner: len(blockers.get(owner, ())) for owner in self._owners}
-        for name, state in rooms.items():
-            for waiter in self._rooms[name].waiters:
-                left[waiter.owner] += isinstance(state, _HeldOnly) or waiter.mode == U
-        return left
+        """Return for each owner the number of its waiters that `fitting` will yield once they fit, plus that of its blockers."""
+        obstacles = {owner: len(blockers.get(owner, ())) for owner in self._owners}
+        for name, state in states.items():
+            for waiter in self._examined[name].waiters:
+                obstacles[waiter.owner] += isinstance(state, _HeldOnly) or waiter.mode == U
+        return obstacles
 
     def _key(self, owner: Owner) -> tuple[tuple[float, int], tuple[float, int], int, Owner]:
-        """Return a key that sorts owners by their first position in a queue. It ends with the owner."""
+        """Return a sort key, of which the last item is the owner: by first position in a queue, or by `_needed` if that is earlier."""
         first = self._first[owner]
         return self._needed.get(owner, first), first, self._owners[owner], owner
 
     def _find_needed(self) -> None:
-        """Find the owners whose held locks block an earlier owner, also indirectly. They are ranked before later owners, which
-        then need not overtake the earlier one.
+        """Fill `_needed` with the owners whose held locks block an earlier owner, directly or indirectly.
+
+        They get the rank of the earlier owner, so that owners after the earlier one do not overtake it.
         """
         waits = self._waits_by_owner()
         read: set[tuple[str, QueueMode]] = set()
@@ -516,49 +542,52 @@ class Reduction:
             position = self._first[earlier]
             stack = [earlier]
             while stack:
-                for room, waiter in waits[stack.pop()]:
-                    blocking = (*CONFLICTS[waiter.mode], U) if waiter.mode == U else CONFLICTS[waiter.mode]
-                    for mode in blocking:
-                        if (room.name, mode) in read:
+                for examined, waiter in waits[stack.pop()]:
+                    blocking_modes = (*CONFLICTS[waiter.mode], U) if waiter.mode == U else CONFLICTS[waiter.mode]
+                    for mode in blocking_modes:
+                        if (examined.name, mode) in read:
                             continue
-                        read.add((room.name, mode))
-                        for owner in room.holders.get(mode, ()):
+                        read.add((examined.name, mode))
+                        for owner in examined.holders.get(mode, ()):
                             self._budget.spend()
                             if position < self._first[owner] and owner not in self._needed:
                                 self._needed[owner] = position
                                 stack.append(owner)
 
-    def _waits_by_owner(self) -> dict[Owner, list[tuple[_Room, _Waiter]]]:
-        """Return the waiters of each owner, with their resources."""
-        waits: dict[Owner, list[tuple[_Room, _Waiter]]] = {owner: [] for owner in self._owners}
-        for room in self._rooms.values():
-            for waiter in room.waiters:
-                waits[waiter.owner].append((room, waiter))
+    def _waits_by_owner(self) -> dict[Owner, list[tuple[_ExaminedResource, _Waiter]]]:
+        """Return for each owner its waiters, as pairs of the resource and the waiter."""
+        waits: dict[Owner, list[tuple[_ExaminedResource, _Waiter]]] = {owner: [] for owner in self._owners}
+        for examined in self._examined.values():
+            for waiter in examined.waiters:
+                waits[waiter.owner].append((examined, waiter))
         return waits
 
     def _fitting_owners(
-        self, rooms: Mapping[str, _HeldOnly | _UnitsInOrder], changed: Iterable[str]
+        self, states: Mapping[str, _HeldOnly | _UnitsInOrder], changed: Iterable[str]
     ) -> Iterator[Owner]:
-        """Yield the owner of each waiter that fits now, after a change of the resources `changed`."""
+        """Yield the owner of each waiter that has become able to fit on the resources `changed`: once for each waiter."""
         for name in changed:
             self._budget.spend()
-            for waiter in rooms[name].fitting(self._budget):
+            for waiter in states[name].fitting(self._budget):
                 yield waiter.owner
 
     def _blockers_in_order(self) -> dict[Owner, set[Owner]]:
-        """Return for each owner the nearest owners for which it waits in queue order, except for units."""
+        """Return for each owner the owners that must finish before it if no waiter overtakes another one.
+
+        Units are not considered. The nearest of these owners are enough, because they have the others as blockers.
+        """
         blockers: dict[Owner, set[Owner]] = {owner: set() for owner in self._owners}
-        for room in self._rooms.values():
-            queue = self._table.wait_queue(room.name)
-            for waiter in room.waiters:
+        for examined in self._examined.values():
+            queue = self._table.wait_queue(examined.name)
+            for waiter in examined.waiters:
                 found, entry = blockers[waiter.owner], waiter.entry
                 nearest = queue.exclusive.before(entry)
                 if nearest is not None:  # the waiter waits for all entries before it, except those of its own owner
                     found.add(nearest[2].owner)
                 else:
                     for mode in CONFLICTS[waiter.mode]:
-                        self._budget.spend(len(room.holders.get(mode, ())) // 4)
-                        found.update(room.holders.get(mode, ()))
+                        self._budget.spend(len(examined.holders.get(mode, ())) // 4)
+                        found.update(examined.holders.get(mode, ()))
                 for mode in CONFLICTS[waiter.mode]:
                     if mode != X:
                         for other in queue.of_mode(mode).between(nearest, entry):
@@ -570,13 +599,13 @@ class Reduction:
         return blockers
 
     def _reduce_held(self) -> list[Owner]:
-        """Return the owners that can finish, whatever the order of the queues is, in this order."""
-        return self._reduce({name: _HeldOnly(room) for name, room in self._rooms.items()}, {})
+        """Return the owners that can finish in some order of the queues, in the order in which they can finish."""
+        return self._reduce({name: _HeldOnly(examined) for name, examined in self._examined.items()}, {})
 
     # -- Deadlocks --------------------------------------------------------------------
 
     def find_deadlock(self) -> Cycle | None:
-        """Return the shortest cycle through the victim among the owners that can never finish, or None if all can."""
+        """Return the shortest cycle through the victim among the owners that can never finish, or None if all can finish."""
         order = self._reduce_held()
         if len(order) == len(self._owners):
             return None
@@ -586,29 +615,28 @@ class Reduction:
         queue = deque([self._victim])
         while queue:
             owner = queue.popleft()
-            for room, waiter in waits[owner]:
-                for other in self._blocking_owners(room, waiter, deadlocked):
+            for examined, waiter in waits[owner]:
+                for other in self._blocking_owners(examined, waiter, deadlocked):
                     self._budget.spend()
                     if other == self._victim:
-                        return self._build_cycle(steps, (waiter, room.name, owner))
+                        return self._build_cycle(steps, (waiter, examined.name, owner))
                     if other not in steps:
-                        steps[other] = waiter, room.name, owner
+                        steps[other] = waiter, examined.name, owner
                         queue.append(other)
         raise AssertionError("the victim of a deadlock is in a cycle")
 
-    def _blocking_owners(self, room: _Room, waiter: _Waiter, deadlocked: AbstractSet[Owner]) -> Iterator[Owner]:
-        """Yield the deadlocked owners whose held locks block a waiter.
-
-        Its own owner is yielded only if its own units block it.
-        """
+    def _blocking_owners(
+        self, examined: _ExaminedResource, waiter: _Waiter, deadlocked: AbstractSet[Owner]
+    ) -> Iterator[Owner]:
+        """Yield the deadlocked owners whose held locks block a waiter. Its own owner is yielded if its own units block it."""
         for mode in CONFLICTS[waiter.mode]:
-            for other in room.holders.get(mode, ()):
+            for other in examined.holders.get(mode, ()):
                 if other != waiter.owner and other in deadlocked:
                     yield other
         if waiter.mode == U:
-            held = {owner: units for owner, units in room.holders.get(U, {}).items() if owner in deadlocked}
+            held = {owner: units for owner, units in examined.holders.get(U, {}).items() if owner in deadlocked}
             self._budget.spend(len(held))
-            asked, limit = room.asked[waiter.owner][0], waiter.units[1]
+            asked, limit = examined.asked[waiter.owner][0], waiter.units[1]
             if held.get(waiter.owner, 0) + asked > limit:
                 yield waiter.owner
             elif sum(held.values()) + asked > limit:
@@ -629,15 +657,18 @@ class Reduction:
         return Cycle(tuple([owner for _, _, owner in edges]), tuple(waits))
 
     def _blocking_request(self, waiter: _Waiter, name: str, owner: Owner) -> tuple[str, Request]:
-        """Return a request of `owner` that blocks a waiter, and the resource that it holds: `name`, or one below it."""
+        """Return the resource on which `owner` blocks a waiter for `name`, and the request of `owner` that holds it.
+
+        The resource is `name`, or a name below it if `name` is a subtree.
+        """
         transaction = self._table.transactions[str(owner)]
-        blocking = [*CONFLICTS[waiter.mode], U] if waiter.mode == U else CONFLICTS[waiter.mode]
+        blocking_modes = [*CONFLICTS[waiter.mode], U] if waiter.mode == U else CONFLICTS[waiter.mode]
         for request in transaction.held.values():
             for held, mode in request.modes():
                 self._budget.spend()
                 is_below = name in self._table.subtrees and contains(name, held)
                 intention = IS if mode == S else IX
-                if (held == name and mode in blocking) or (is_below and intention in blocking):
+                if (held == name and mode in blocking_modes) or (is_below and intention in blocking_modes):
                     return held, request
         # The owner waits for its own units, and holds none of them.
         others = [request for request in transaction.waiting.values() if request is not waiter.request]
@@ -652,7 +683,7 @@ class Reduction:
 
     def finishing_owners(self) -> list[Owner]:
         """Return the owners that can finish without overtaking earlier waiters, in the order in which they can finish."""
-        in_order = {name: _UnitsInOrder(room) for name, room in self._rooms.items() if room.asked}
+        in_order = {name: _UnitsInOrder(examined) for name, examined in self._examined.items() if examined.asked}
         return self._reduce(in_order, self._blockers_in_order())
 
     def find_rearrangement(self) -> Rearrangement:
@@ -665,8 +696,8 @@ class Reduction:
         self._find_needed()
         ranks = {owner: rank for rank, owner in enumerate(self._reduce_held())}
         rearrangement: Rearrangement = {}
-        for name, room in self._rooms.items():
-            members = [waiter.entry for waiter in room.waiters if waiter.owner in ranks]
+        for name, examined in self._examined.items():
+            members = [waiter.entry for waiter in examined.waiters if waiter.owner in ranks]
             if len(members) < 2:  # noqa: PLR2004
                 continue
             first, last = members[0], members[-1]
@@ -674,11 +705,11 @@ class Reduction:
             self._budget.spend(len(between))
             entries = [first, *between, last]
             requests = [entry[2] for entry in entries]
-            if room.resource.special is None:
+            if examined.resource.special is None:
                 order = rearranged_order(requests, name, ranks)
             else:
-                self._budget.spend(len(entries) ** 2 // ORDER_STEPS)
-                order = _ordered(requests, name, ranks)
+                self._budget.spend(len(entries) ** 2 // PAIRS_PER_STEP)
+                order = _order_by_ranks(requests, name, ranks)
             if order is not None:
                 moves = [request for entry, request in zip(entries, order, strict=True) if entry[2] is not request]
                 self._budget.spend(move_steps(moves))
@@ -692,10 +723,11 @@ def _entry(waiter: _Waiter) -> QueueEntry:
     return waiter.entry
 
 
-def _ordered(requests: list[Request], name: str, ranks: dict[Owner, int]) -> list[Request] | None:
-    """Return contiguous requests of a special queue, with conflicting requests of ranked owners ordered by rank.
+def _order_by_ranks(requests: list[Request], name: str, ranks: dict[Owner, int]) -> list[Request] | None:
+    """Return contiguous requests of the queue of a special resource in a new order, or None if the order does not change.
 
-    Other conflicting requests keep their order, and all requests keep it as far as possible. Returns None if nothing changes.
+    Conflicting requests of owners in `ranks` are ordered by rank. Other conflicting requests keep their order, and requests
+    that do not conflict keep it as far as possible.
 
     Kahn's algorithm: of the requests that may be next, the one that was first in the queue is next.
     """

@@ -71,7 +71,7 @@ MUTANTS = [
         "the reduction in queue order ignores the queues",
         "core/reduction.py",
         "        return self._reduce(in_order, self._blockers_in_order())",
-        "        return self._reduce({name: _HeldOnly(room) for name, room in self._rooms.items()}, {})",
+        "        return self._reduce({name: _HeldOnly(examined) for name, examined in self._examined.items()}, {})",
     ),
     Mutant(
         "a follower drops the positions in the queue of a subtree",
