@@ -530,7 +530,7 @@ class Connection(Peer, asyncio.Protocol):
         if self._postponed_lines is not None:
             self._postponed_lines = chain(self._postponed_lines, lines)
             return []
-        if self.input_queue:  # the handler has not replied to earlier lines yet
+        if self.input_queue or self.outbox:  # the replies to earlier lines are not written yet
             self._postpone_opening_lines(lines)
             return []
         end = time.monotonic() + OPENING_QUANTUM_S

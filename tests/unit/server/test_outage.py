@@ -76,3 +76,19 @@ async def test_blank_lines_after_a_rejected_hello_get_no_error() -> None:
     assert not world.pipeline._scheduler
     assert codes(client) == ["unavailable", "bad-json"]
     world.pipeline.stop()
+
+
+async def test_lines_after_a_rejected_hello_wait_for_the_replies_that_wait_for_a_commit() -> None:
+    world = World()
+    client = Client(world)
+    client.send("hello", protocol=99)
+    client.connection.outbox.append(b'{"command":"pong","payload":{}}\n')  # as a reply during a commit
+    client.connection.data_received(b"x\n")
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert client.commands() == ["error"]
+    client.connection.flush()
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert client.commands() == ["error", "pong", "error"]
+    world.pipeline.stop()
