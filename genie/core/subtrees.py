@@ -36,7 +36,7 @@ def open_specials(
     """Add the counted resources and the subtrees that a new request names to the table.
 
     A new subtree gets the intentions of the requests below it. Return False, before all are added, if the wait queues would
-    have more than `max_queue_entries` entries, or if this takes too long and `is_bounded`.
+    have more than `max_queue_entries` entries, or with `is_bounded`, if this would take too long.
     """
     table.detailed += 1
     details = request.details
@@ -66,7 +66,7 @@ def open_specials(
 
 
 def _add_request(table: LockTable, subtree: str, request: Request) -> None:
-    """Count a request that names a subtree in the table for its transaction."""
+    """Add a request that names a subtree to the count of its transaction."""
     special = table.subtrees[subtree].special
     if request.transaction is not None and isinstance(special, Subtree):
         special.request_counts[request.transaction] = special.request_counts.get(request.transaction, 0) + 1
@@ -212,7 +212,7 @@ def _names_below(request: Request, subtrees: Container[str]) -> Iterator[tuple[s
 
 
 def _has_name_below(names: Iterable[str], subtree: str) -> bool:
-    """Return whether one of these names is below a subtree that is not one of them."""
+    """Return whether one of these names is below a subtree. The subtree itself must not be among them."""
     first = subtree[:-2]
     for name in names:  # noqa: SIM110 - there are many calls, most with one name, and `any` takes four times as long
         if name.startswith(first):
