@@ -19,12 +19,12 @@ serve: $(VENV)/.installed
 check: $(VENV)/.tested lint
 	$(BIN)/python -m pytest --no-servers
 
-# All tests, with four processes, because most tests wait. In the order of collection, which has the quick
+# All tests, with six processes, because most tests wait. In the order of collection, which has the quick
 # files last, so that no long file is left to the end.
 test: announcement $(VENV)/.tested deploy-tools programs redis postgres mariadb chromium lint
 	@# On a fresh checkout each of the processes would compile all tests.
 	@[ -e tests/unit/__pycache__ ] || $(BIN)/python -m pytest --collect-only -q >/dev/null
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
 
 # The tests of one application.
 test-tokens: $(VENV)/.tested redis postgres

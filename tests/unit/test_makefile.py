@@ -43,7 +43,7 @@ def test_it_is_printed_before_anything_is_installed(tmp_path: Path) -> None:
     command = [str(MAKE), "--no-print-directory", "--dry-run", f"VENV={tmp_path}", "test"]
     lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert "make test takes about" in lines[0]
-    assert any("-m pytest -n 4" in line for line in lines)
+    assert any("-m pytest -n 6" in line for line in lines)
 
 
 DOCKER = """#!/bin/sh
