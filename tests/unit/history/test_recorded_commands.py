@@ -344,8 +344,10 @@ async def test_what_clients_know_is_recorded_if_the_leadership_is_lost(tmp_path:
     await server.recover()
     await server.run(200)
     assert isinstance(server.store, SlowStore)
-    server.connect()
-    server.connections[-1].data_received(server.line("request", {"resources": ["exclusive:lost"]}) + b"\n")
+    connection = Connection(server.pipeline, Limits(), server.admission)
+    connection.connection_made(RecordingTransport(server.receive))
+    # Not a random line: a random namespace would reject it, and it would never be locked.
+    connection.data_received(b'{"command":"request","payload":{"resources":["exclusive:lost"]}}\n')
     locked = server.manager.table.uncontended
     while "lost" not in locked:
         server.store.acknowledge()
