@@ -9,15 +9,16 @@ from genie.server import scheduler
 from support.core.sliced_pipeline import SECRET, Client, World, exceed_store_timeout
 
 LINES = 10_000
+REQUEST = b'{"command":"request","payload":{"resources":["exclusive:b"]}}\n'
 
 
-async def queue_after_hello(world: World, client: Client) -> None:
+async def queue_after_hello(world: World, client: Client, lines: bytes = b"x\n" * LINES + REQUEST) -> None:
     """Queue a `hello` and very many lines after it, while a commit is in flight that exceeds the store timeout."""
     world.store.held_back = []
     Client(world).lock("a")
     await asyncio.sleep(0)
     client.send("hello", session=SECRET, sessionTimeout=60_000)
-    client.connection.data_received(b"x\n" * LINES + b'{"command":"request","payload":{"resources":["exclusive:b"]}}\n')
+    client.connection.data_received(lines)
     exceed_store_timeout(world.pipeline)
 
 
@@ -65,12 +66,7 @@ async def test_the_commands_after_a_rejected_hello_are_not_executed_when_the_sto
 async def test_blank_lines_after_a_rejected_hello_get_no_error() -> None:
     world = World()
     client = Client(world)
-    world.store.held_back = []
-    Client(world).lock("a")
-    await asyncio.sleep(0)
-    client.send("hello", session=SECRET, sessionTimeout=60_000)
-    client.connection.data_received(b"\n \n" * LINES + b"x\n")
-    exceed_store_timeout(world.pipeline)
+    await queue_after_hello(world, client, b"\n \n" * LINES + b"x\n")
     for _ in range(2 * LINES // scheduler.CHUNK):
         await asyncio.sleep(0)
     assert not world.pipeline._scheduler
