@@ -8,18 +8,13 @@ from typing import Protocol
 
 from genie.errors import Code, RequestRejected
 from genie.observability.limited_log import log_limited
+from genie.server.byte_limit import ByteLimit
 
 MAX_LINE_AGE_S = 30.0
 """Maximum seconds from the first byte of a line to its last."""
 
 MAX_CLOSED = 100
-"""Maximum number of connections that are closed in one iteration of the event loop because of the age of their lines, or in order
-to reach `LOW_WATER_SHARE`."""
-
-LOW_WATER_SHARE = 0.9
-"""When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
-largest lines, which sorts all lines, runs rarely.
-"""
+"""Maximum number of connections that are closed in one iteration of the event loop because of the age of their lines."""
 
 
 class LineOwner(Protocol):
@@ -41,19 +36,16 @@ class PartialLines:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.bytes = 0
-        """Bytes of all incomplete lines."""
-        self._max_bytes = max_bytes
-        self._sizes: dict[LineOwner, int] = {}
-        """Bytes of the incomplete line of each connection that has one."""
+        self._sizes: ByteLimit[LineOwner] = ByteLimit(max_bytes, self._close_large)
+        """The incomplete lines of the connections that have one."""
         self._started_at: dict[LineOwner, float] = {}
         """Event-loop time of the first byte of each connection's line, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
-        self._scheduled: asyncio.Handle | None = None
-        """The scheduled call of `_close_more`. None if it is not scheduled."""
-        self._largest: list[LineOwner] = []
-        """The connections that had incomplete lines when the limit was exceeded, the largest line last. Empty once
-        enough of them are closed."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all incomplete lines."""
+        return self._sizes.total
 
     def update(self, connection: LineOwner, size: int, *, new: bool) -> None:
         """Set the bytes of a connection's incomplete line, 0 if it has none.
@@ -61,57 +53,27 @@ class PartialLines:
         Closes connections if the limit is exceeded. With `new`, this is another line than at the last call, so its age
         starts now.
         """
-        self.bytes += size - self._sizes.pop(connection, 0)
+        self._sizes.discard(connection)
         if new or not size:
             self._started_at.pop(connection, None)
         if not size:
             return
-        self._sizes[connection] = size
         if connection not in self._started_at:
             loop = asyncio.get_running_loop()
             self._started_at[connection] = loop.time()
             if self._timer is None:
                 self._timer = loop.call_later(MAX_LINE_AGE_S, self._close_oldest)
-        if self.bytes > self._max_bytes:
-            self._close_largest()
+        self._sizes.add(connection, size)
 
     def discard(self, connection: LineOwner) -> None:
         """Forget the incomplete line of a connection that is lost or accepts no further input."""
-        self.bytes -= self._sizes.pop(connection, 0)
+        self._sizes.discard(connection)
         self._started_at.pop(connection, None)
 
-    def _close_largest(self) -> None:
-        """Close the connections with the largest lines until the total is within the limit.
-
-        Later, `_close_more` closes others until the low-water mark.
-        """
-        self._close_until(self._max_bytes, len(self._largest))  # those of the last search, if they suffice
-        if self.bytes > self._max_bytes:
-            self._largest = sorted(self._sizes, key=self._sizes.__getitem__)
-            self._close_until(self._max_bytes, len(self._largest))
-        self._schedule_more()
-
-    def _schedule_more(self) -> None:
-        """Schedule `_close_more` for the next iteration of the event loop, if connections are left to close."""
-        if self._largest and self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
-
-    def _close_more(self) -> None:
-        """Close up to `MAX_CLOSED` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
-        self._scheduled = None
-        self._close_until(self._max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
-        self._schedule_more()
-
-    def _close_until(self, max_bytes: float, max_closed: int) -> None:
-        """Close connections of `_largest` until the total is at most `max_bytes`, but no more than `max_closed`."""
-        reason = f"the incomplete lines of all connections exceed {self._max_bytes} bytes, and this line is among the longest"
-        while self.bytes > max_bytes and self._largest and max_closed:
-            connection = self._largest.pop()
-            if connection in self._sizes:
-                self._close(connection, RequestRejected(Code.TOO_MANY, reason))
-                max_closed -= 1
-        if self.bytes <= self._max_bytes * LOW_WATER_SHARE:
-            self._largest.clear()
+    def _close_large(self, connection: LineOwner) -> None:
+        limit = self._sizes.max_bytes
+        reason = f"the incomplete lines of all connections exceed {limit} bytes, and this line is among the longest"
+        self._close(connection, RequestRejected(Code.TOO_MANY, reason))
 
     def _close_oldest(self) -> None:
         """Close up to `MAX_CLOSED` connections whose line is older than `MAX_LINE_AGE_S`.
@@ -142,7 +104,7 @@ class PartialLines:
         log_limited(
             "warning",
             "connection with an incomplete line closed",
-            line_bytes=self._sizes[connection],
+            line_bytes=self._sizes.bytes[connection],
             reason=rejection.message,
         )
         self.discard(connection)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Protocol
+
+from genie.server.byte_limit import ByteLimit
 
 MAX_STALL_S = 30.0
 """Maximum seconds for which a client with much unread output may read nothing."""
 
 MAX_CLOSED = 100
-"""Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing, or in order
-to reach `LOW_WATER_SHARE`."""
-
-LOW_WATER_SHARE = 0.9
-"""When the limit is exceeded, connections are closed until only this share of the limit is used. So the search for the
-largest backlogs, which sorts all of them, runs rarely."""
+"""Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing."""
 
 WRITE_BUFFER_BYTES = 4 << 10
 """Unread bytes of one connection that are not counted. A connection with more is *write-blocked*."""
@@ -32,15 +28,6 @@ class SlowConsumer(Protocol):
         """Log the reason and close the connection at once, without sending its unread bytes."""
 
 
-@dataclass(slots=True)
-class Backlog:
-    """The unread output of a write-blocked connection."""
-
-    bytes: int
-    last_read_at: float
-    """Event-loop time when the client last read output, or when the connection became write-blocked."""
-
-
 class UnreadOutput:
     """Tracks the unread output of each write-blocked connection, and closes connections beyond the limits.
 
@@ -49,90 +36,53 @@ class UnreadOutput:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.bytes = 0
-        """Unread bytes of all write-blocked connections."""
-        self.max_bytes = max_bytes
-        self._backlogs: dict[SlowConsumer, Backlog] = {}
+        self._unread: ByteLimit[SlowConsumer] = ByteLimit(max_bytes, self._close_large, self._record_progress)
+        """The unread bytes of the write-blocked connections."""
+        self._last_read_at: dict[SlowConsumer, float] = {}
+        """Event-loop time when each client last read output, or when its connection became write-blocked."""
         self._timer: asyncio.TimerHandle | None = None
-        self._scheduled: asyncio.Handle | None = None
-        """The scheduled call of `_close_more`. None if it is not scheduled."""
-        self._largest: list[SlowConsumer] = []
-        """The write-blocked connections at the time at which the limit was exceeded, the largest backlog last. Empty
-        once enough of them are closed."""
         self.closed = 0
         """Number of connections that were closed because of a limit."""
 
+    @property
+    def bytes(self) -> int:
+        """Unread bytes of all write-blocked connections."""
+        return self._unread.total
+
     def __len__(self) -> int:
-        return len(self._backlogs)
+        return len(self._last_read_at)
 
     def add(self, connection: SlowConsumer, size: int) -> None:
         """Count `size` more unread bytes of a write-blocked connection: at the first call all of its unread output.
 
         Closes connections if the limit is exceeded.
         """
-        backlog = self._backlogs.get(connection)
-        if backlog is None:
+        if connection not in self._last_read_at:
             loop = asyncio.get_running_loop()
-            self._backlogs[connection] = Backlog(size, loop.time())
+            self._last_read_at[connection] = loop.time()
             if self._timer is None:
                 self._timer = loop.call_later(MAX_STALL_S, self._close_stalled)
-        else:
-            backlog.bytes += size
-        self.bytes += size
-        if self.bytes > self.max_bytes:
-            self._close_largest()
+        self._unread.add(connection, size)
 
     def discard(self, connection: SlowConsumer) -> None:
         """Forget a connection whose client has read its output, or that is lost."""
-        backlog = self._backlogs.pop(connection, None)
-        if backlog is not None:
-            self.bytes -= backlog.bytes
+        self._unread.discard(connection)
+        self._last_read_at.pop(connection, None)
 
-    def _record_progress(self, connection: SlowConsumer, backlog: Backlog, now: float) -> None:
-        """Subtract the bytes that the client has read since the last call."""
-        read_bytes = backlog.bytes - connection.unread_bytes
-        if read_bytes > 0:
-            self.bytes -= read_bytes
-            backlog.bytes -= read_bytes
-            backlog.last_read_at = now
+    def _record_progress(self) -> None:
+        """Subtract the bytes that the clients have read since the last call."""
+        now = asyncio.get_running_loop().time()
+        for connection, counted_bytes in self._unread.bytes.items():
+            read_bytes = counted_bytes - connection.unread_bytes
+            if read_bytes > 0:
+                self._unread.subtract(connection, read_bytes)
+                self._last_read_at[connection] = now
 
-    def _close_largest(self) -> None:
-        """Close the connections with the most unread output until the total is within the limit.
-
-        Later, `_close_more` closes others until the low-water mark.
-        """
-        self._close_until(self.max_bytes, len(self._largest))  # those of the last search, if they suffice
-        if self.bytes > self.max_bytes:
-            now = asyncio.get_running_loop().time()
-            for connection, backlog in self._backlogs.items():
-                self._record_progress(connection, backlog, now)
-            self._largest = sorted(self._backlogs, key=lambda connection: self._backlogs[connection].bytes)
-            self._close_until(self.max_bytes, len(self._largest))
-        self._schedule_more()
-
-    def _schedule_more(self) -> None:
-        """Schedule `_close_more` for the next iteration of the event loop, if connections are left to close."""
-        if self._largest and self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
-
-    def _close_more(self) -> None:
-        """Close up to `MAX_CLOSED` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
-        self._scheduled = None
-        self._close_until(self.max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
-        self._schedule_more()
-
-    def _close_until(self, max_bytes: float, max_closed: int) -> None:
-        """Close connections of `_largest` until the total is at most `max_bytes`, but no more than `max_closed`."""
-        reason = (
-            f"all connections together have more than {self.max_bytes} unread bytes, and this one has among the most"
+    def _close_large(self, connection: SlowConsumer) -> None:
+        limit = self._unread.max_bytes
+        self._close(
+            connection, f"all connections together have more than {limit} unread bytes, and this one has among the most"
         )
-        while self.bytes > max_bytes and self._largest and max_closed:
-            connection = self._largest.pop()
-            if connection in self._backlogs:
-                self._close(connection, reason)
-                max_closed -= 1
-        if self.bytes <= self.max_bytes * LOW_WATER_SHARE:
-            self._largest.clear()
 
     def _close(self, connection: SlowConsumer, reason: str) -> None:
         """Close a connection, and log the reason."""
@@ -145,14 +95,11 @@ class UnreadOutput:
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        stalled = []
-        for connection, backlog in self._backlogs.items():
-            self._record_progress(connection, backlog, now)
-            if now - backlog.last_read_at >= MAX_STALL_S:
-                stalled.append(connection)
+        self._record_progress()
+        stalled = [connection for connection, read_at in self._last_read_at.items() if now - read_at >= MAX_STALL_S]
         for connection in stalled[:MAX_CLOSED]:
             self._close(connection, f"the client has read nothing for {MAX_STALL_S:g} s")
-        if self._backlogs:
-            first_read_at = min(backlog.last_read_at for backlog in self._backlogs.values())
+        if self._last_read_at:
+            first_read_at = min(self._last_read_at.values())
             delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(first_read_at + MAX_STALL_S - now, 1.0)
             self._timer = loop.call_later(delay_s, self._close_stalled)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from genie.errors import RequestRejected
-from genie.server import partial_lines
+from genie.server import byte_limit
 from genie.server.partial_lines import MAX_CLOSED, MAX_LINE_AGE_S, PartialLines
 from genie.testing.simulation.loop import SimLoop
 
@@ -44,7 +44,7 @@ async def test_the_largest_incomplete_lines_are_closed_until_the_low_water_mark(
 
 
 async def test_many_lines_are_closed_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partial_lines, "MAX_CLOSED", 10)
+    monkeypatch.setattr(byte_limit, "MAX_CLOSED", 10)
     lines = PartialLines(1_000)
     connections = connections_with(lines, *[1] * 1_000)
 

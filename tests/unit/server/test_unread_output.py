@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from genie.config import Settings
-from genie.server import unread_output
+from genie.server import byte_limit, unread_output
 from genie.server.app import Server
 from genie.server.unread_output import UnreadOutput
 from genie.testing.simulation.loop import SimLoop, deterministic
@@ -54,7 +54,7 @@ async def test_the_largest_are_closed_beyond_the_limit() -> None:
 
 
 async def test_many_are_closed_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unread_output, "MAX_CLOSED", 10)
+    monkeypatch.setattr(byte_limit, "MAX_CLOSED", 10)
     output = UnreadOutput(1_000)
     readers = [SlowReader(output) for _ in range(1_000)]
     for reader in readers:
