@@ -22,6 +22,9 @@ LEASE_S = 3.0
 
 NOTIFICATIONS = ("queued", "locked", "released")
 
+STATELESS_ERRORS = ("unavailable", "unknown-namespace")
+"""Codes of errors that a server sends whatever its state is, even while it has none."""
+
 
 class SurvivingLineage:
     """The entries of a history that belong to the surviving lineage, and the violations of durability."""
@@ -90,7 +93,7 @@ class SurvivingLineage:
         is on the surviving lineage.
         """
         is_notification = entry.data["command"] in NOTIFICATIONS
-        if entry.data["payload"].get("code") != "unavailable":  # this error does not depend on the state
+        if entry.data["payload"].get("code") not in STATELESS_ERRORS:
             state.mark_observed()
         if is_notification and (state.acknowledged_at is None or state.acknowledged_at > entry.at):
             self.violations.append((entry.at, f"{entry.node} sends {entry.data} before enough replicas have {state}"))
