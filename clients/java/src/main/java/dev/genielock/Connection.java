@@ -130,7 +130,7 @@ final class Connection {
     }
 
     /** Handles the messages of the server until the connection ends, except while a caller reads. */
-    void read() throws IOException, InterruptedException {
+    void read() throws InterruptedException {
         while (awaitTurn()) readOnce(0);
     }
 
@@ -150,16 +150,23 @@ final class Connection {
         }
     }
 
-    /** Handles the next messages, those of one read together. The turn to read ends with them, or after a timeout; 0: without one. */
-    private void readOnce(int timeoutMs) throws IOException {
+    /**
+     * Handles the next messages, those of one read together, or the end of the connection. The turn to read ends with them, or after a
+     * timeout; 0: without one.
+     */
+    private void readOnce(int timeoutMs) {
         var messages = new ArrayList<Wire.Message>();
+        Throwable end = null;
         try {
             stream.setSoTimeout(timeoutMs);
             messages.add(next());
             for (var more = buffered(); more.isPresent(); more = buffered()) messages.add(more.get());
-        } finally {
-            session.receive(this, messages);
+        } catch (SocketTimeoutException e) {
+            // the thread of the dialer reads the answer
+        } catch (IOException | RuntimeException | Error e) {
+            end = e;
         }
+        session.receive(this, messages, end);
     }
 
     /**
@@ -171,12 +178,19 @@ final class Connection {
     void exchange(Call call, long limit) {
         Thread caller = Thread.currentThread();
         try {
-            out.write(call.line);
+            write(call.line);
             if (mayRead(caller)) readOnce((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
-        } catch (SocketTimeoutException e) {
-            // the thread of the dialer reads the answer
-        } catch (IOException | RuntimeException | Error e) {
+        } catch (RuntimeException | Error e) {
             close(e);
+        }
+    }
+
+    /** Writes lines. After a failure, the reader finds the end of the connection, but first the last messages of the server. */
+    private void write(byte[] lines) {
+        try {
+            out.write(lines);
+        } catch (IOException e) {
+            // the reader closes the connection
         }
     }
 
@@ -303,12 +317,7 @@ final class Connection {
     /** Writes the output until the connection ends. */
     void writeOutput() {
         while (failure.get() == null) {
-            byte[] taken = takeOutput();
-            try {
-                out.write(taken);
-            } catch (IOException e) {
-                close(e);
-            }
+            write(takeOutput());
             try (var held = session.mutex.hold()) {
                 isWriting = false;
             }

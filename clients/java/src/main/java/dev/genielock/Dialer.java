@@ -96,14 +96,14 @@ final class Dialer {
             if (!isStopped) conn.read(); // otherwise stop may have looked before
         } catch (InterruptedException e) { // by stop
             Thread.currentThread().interrupt();
-        } catch (IOException | GenieException e) {
-            conn.close(e);
-        } catch (RuntimeException | Error e) { // for example no memory for a thread: the client connects again
-            session.config.logger().log(Level.ERROR, "the client failed to handle a message", e);
+        } catch (RuntimeException | Error e) { // of the logger
             conn.close(e);
         }
         conn.close(new IOException("the client is closed")); // unless it is closed
         Throwable cause = conn.failure.get();
+        if (!(cause instanceof IOException || cause instanceof GenieException)) { // for example no memory for a thread
+            session.config.logger().log(Level.ERROR, "the client failed to handle a message", cause);
+        }
         if (session.onDown(conn, cause)) emit(ConnectionEvent.State.DOWN, conn.address, Optional.of(cause));
         leader = leaderOf(conn.address, cause);
         boolean isTakenOver = cause instanceof RejectedException rejected && rejected.code().equals(Session.TAKEN_OVER);

@@ -427,13 +427,16 @@ final class Session {
     /** Notes that the server has executed a command that was sent at this time: it keeps the session for its timeout after it. */
     private void renewLease(long sentAt) { leaseFrom = Math.max(leaseFrom, sentAt); }
 
-    /** Handles messages of the server. An exception means that the connection must be closed. */
-    void receive(Connection conn, List<Wire.Message> messages) throws IOException {
+    /** Handles messages of the server, and closes the connection if it ends after them, or if one of them must end it. */
+    void receive(Connection conn, List<Wire.Message> messages, Throwable end) {
         mutex.lock();
         finished = new ArrayList<>();
         List<Runnable> now = notices;
         try {
             for (var message : messages) receive(conn, message);
+            if (end != null) conn.close(end);
+        } catch (IOException | RuntimeException | Error e) {
+            conn.close(e); // before the turn ends: another thread would find the end of the connection, but not the reason
         } finally {
             List<Runnable> woken = finished;
             finished = null;
@@ -446,6 +449,7 @@ final class Session {
         }
     }
 
+    /** Handles a message. An exception means that the connection must be closed. */
     private void receive(Connection conn, Wire.Message message) throws IOException {
         boolean isUp = connection == conn;
         Call call = calls.get(message.text("ref"));

@@ -56,6 +56,7 @@ final class FakeServer implements AutoCloseable {
         private Peer(Socket socket) throws IOException {
             this.socket = socket;
             socket.setSoTimeout(LIMIT_MS);
+            socket.setTcpNoDelay(true); // a line is on its way before the connection is reset
             in = new BufferedInputStream(socket.getInputStream());
         }
 
@@ -107,6 +108,12 @@ final class FakeServer implements AutoCloseable {
                 continue;
             }
             return true;
+        }
+
+        /** Closes the connection with a reset: the next write of the client fails. */
+        void reset() throws IOException {
+            socket.setSoLinger(true, 0);
+            socket.close();
         }
 
         @Override

@@ -567,6 +567,66 @@ class SessionTest {
         session.close();
     }
 
+    private static final String TAKEN_OVER = "{\"command\":\"error\",\"payload\":{\"code\":\"session-taken-over\",\"message\":\"\"}}";
+
+    /** Lets the thread of the dialer wait, so that it does not read. */
+    private static CountDownLatch stalledDialer(Session session, FakeServer.Peer peer) throws Exception {
+        Call answered = session.newCall("ping", Wire.fields(), null);
+        var isStalled = new CountDownLatch(1);
+        var mayRead = new CountDownLatch(1);
+        answered.thenRun(() -> {
+            isStalled.countDown();
+            assertDoesNotThrow(() -> mayRead.await());
+        });
+        session.submitNow(answered);
+        peer.answer("pong", "ref", peer.expect("ping").get("ref"));
+        isStalled.await();
+        return mayRead;
+    }
+
+    private static Throwable failure(Connection conn) {
+        while (conn.failure.get() == null) Thread.onSpinWait();
+        return conn.failure.get();
+    }
+
+    /** Ends a connection with an error that a caller reads. */
+    private void anErrorThatACallerReads(boolean isReset) throws Exception {
+        var session = new Session(Config.of(builder().lazy(), new FakeClock()));
+        session.start();
+        Throwable end;
+        try (var first = server.handshake(false)) {
+            assertEquals(ConnectionEvent.State.UP, events.take().state());
+            var mayRead = stalledDialer(session, first);
+            Connection conn = session.connection;
+            Call call = session.newCall("ping", Wire.fields(), null);
+            call.isForeground = true;
+            // The thread of the dialer may read on before the caller has closed the connection.
+            call.whenComplete((answer, failure) -> {
+                mayRead.countDown();
+                failure(conn);
+            });
+            session.submitNow(call);
+            first.sendLine("{\"command\":\"pong\",\"payload\":{\"ref\":\"" + call.ref + "\"}}\n" + TAKEN_OVER);
+            if (isReset) first.reset();
+            first.close();
+            onThread(() -> {
+                conn.exchange(call, Long.MAX_VALUE);
+                return true;
+            });
+            end = failure(conn);
+            mayRead.countDown();
+            server.handshake(true).close();
+        }
+        session.close();
+        assertEquals(Session.TAKEN_OVER, assertInstanceOf(RejectedException.class, end).code());
+    }
+
+    @Test
+    void theErrorThatEndsAConnectionIsItsReason() throws Exception { anErrorThatACallerReads(false); }
+
+    @Test
+    void aFailedWriteDoesNotHideTheErrorThatWasSentBefore() throws Exception { anErrorThatACallerReads(true); }
+
     @Test
     void anUnknownNameIsToldByTheException() {
         var failure = assertThrows(UnavailableException.class,
