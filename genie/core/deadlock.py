@@ -135,13 +135,13 @@ def special_predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
     """
     transaction = table.transactions.get(owner) if isinstance(owner, str) else None
     for name in transaction.grants if transaction is not None else ():
-        for _, subtree in table.subtrees_above(name):
+        for _, subtree in table.subtrees_above(name):  # only waiters in these modes wait for locks below it
             yield from _special_predecessors(subtree, owner, (S, X, SIX), None)
         yield from _special_predecessors(table.resources.get(name), owner, (S, X, U, IS, IX, SIX), None)
     for request in table.waiting_of(owner).values():
         for name, mode in request.queue_modes():
-            modes = [each for each, others in enumerate(CONFLICTS) if mode in others]
-            yield from _special_predecessors(table.resources[name], owner, modes, request.entry(name))
+            blocked_modes = [each for each, others in enumerate(CONFLICTS) if mode in others]
+            yield from _special_predecessors(table.resources[name], owner, blocked_modes, request.entry(name))
 
 
 def _modes_that_need_all(resource: LockedResource) -> tuple[QueueMode, ...]:
@@ -403,7 +403,8 @@ def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle 
                 budget.spend()
                 for holder in _unsearched_holders(table, request, name, exclusive, victim, searched):
                     budget.spend()
-                    if holder.owner == owner or not (exclusive or table.resources[name].holder_mode(name, holder)):
+                    conflicts = exclusive or table.resources[name].holder_mode(name, holder) == X
+                    if holder.owner == owner or not conflicts:
                         continue
                     if holder.owner == victim:
                         return _build_cycle(victim, steps, (request, name, holder))
@@ -526,7 +527,10 @@ def _holding_owners(table: LockTable, owner: Owner, budget: StepBudget) -> set[O
 
 
 def _reverse_queue_key(table: LockTable, owner: Owner) -> tuple[float, int]:
-    """Return a key that sorts waiting owners by their first position in any queue, the last owner first."""
+    """Return a sort key by which the waiting owner that is last in the queues is first.
+
+    Owners are compared by their first position in any queue: (negated priority, ticket).
+    """
     first = min(request.entry(name)[:2] for request in table.waiting_of(owner).values() for name in request.names())
     return (-first[0], -first[1])
 

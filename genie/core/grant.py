@@ -64,9 +64,8 @@ def grant_candidates(
                 for request in candidates:
                     found[request.id] = request
                 continue
-            if (
-                rereads_left > 0
-            ):  # the first candidate was often found in another queue, and each waiter is checked once
+            # The first candidate was often found in another queue, and each waiter is checked once.
+            if rereads_left > 0:
                 rest: AffectedQueues = []
                 candidates, _ = _candidates_in_queue(table, name, mode, after, 1, rest)
                 if all(request.id in found for request in candidates):
@@ -173,7 +172,9 @@ def _shared_candidates(
     Returns at least one waiter if there is one. When no reads are left, the rest of the queue is added to `unread`.
     """
     found = [entry[2] for entry in islice(queue.shared.between(after, queue.exclusive.first), max(reads_left, 1))]
-    count, reads = _count_within(found, reads_left) if queue.non_simple_count else (len(found), len(found))
+    count = reads = len(found)  # of `simple` waiters
+    if queue.non_simple_count:
+        count, reads = _count_within(found, reads_left)
     reads_left -= reads
     if found and reads_left <= 0:
         del found[count:]
@@ -229,16 +230,16 @@ def _runs_of_special_queue(
     if resource.exclusive_count:  # then all holders have the same owner, and exclude all others
         blocking[next(iter(resource.holders.values())).owner] = None
         return runs, blocking
-    for waiting in queue.modes():
-        if mode not in CONFLICTS[waiting] and not mode == waiting == U:
-            continue
-        stop = min([each.first for each in queue.conflicting(waiting)], default=None)  # type: ignore[type-var]
-        if waiting == U:
+    for waiting_mode in queue.modes():
+        if mode not in CONFLICTS[waiting_mode] and not mode == waiting_mode == U:
+            continue  # the request that left blocked no waiter in this mode
+        stop = min([each.first for each in queue.conflicting(waiting_mode)], default=None)  # type: ignore[type-var]
+        if waiting_mode == U:
             runs.append(_units_that_may_fit(resource, queue, name, stop, after))
         else:
-            runs.append(queue.of_mode(waiting).between(after, stop))
+            runs.append(queue.of_mode(waiting_mode).between(after, stop))
         if stop is not None:
-            if queue.of_mode(waiting).first is stop and (after is None or after < stop):
+            if queue.of_mode(waiting_mode).first is stop and (after is None or after < stop):
                 runs.append([stop])
             blocking[stop[2].owner] = min(stop, blocking.get(stop[2].owner) or stop)
     return runs, blocking
@@ -254,7 +255,9 @@ def _units_that_may_fit(
     total, smallest = resource.special.in_use, maxsize
     if after is not None:
         total, smallest = queue.add_units_before(name, (total, smallest), after, included=True)
-    for entry in () if total >= smallest else queue.of_mode(U).between(after, stop):
+    if total >= smallest:
+        return
+    for entry in queue.of_mode(U).between(after, stop):
         units, limit = entry[2].units[name]
         total += units
         smallest = min(limit, smallest)
@@ -275,11 +278,8 @@ def _waiters_of_owner(
         return _read_queue(table, owner, change, reads_left, unread)
     found: list[Request] = []
     for request in waiting.values():
-        if (
-            name in request.exclusive
-            or name in request.shared
-            or (request.details is not None and name in request.queues())
-        ):
+        names_it = name in request.exclusive or name in request.shared
+        if names_it or (request.details is not None and name in request.queues()):
             found.append(request)
             reads_left -= _cost(request)
         reads_left -= 1
@@ -295,17 +295,17 @@ def _read_special_queue(
     """
     name, mode, after = change
     queue = table.wait_queue(name)
-    open_modes = set(queue.modes())
+    open_modes = set(queue.modes())  # those in which no waiter that was read blocks `owner`
     found: list[Request] = []
     # The mode is that of the merged queue: a request with many names would first make a dict of their modes.
-    for entry, waiting in merge(
+    for entry, waiting_mode in merge(
         *[zip(queue.of_mode(each).between(after, None), repeat(each)) for each in queue.modes()]
     ):
         request = entry[2]
         reads_left -= 1
         if request.owner != owner:
-            open_modes.difference_update([each for each in open_modes if waiting in CONFLICTS[each]])
-        elif waiting in open_modes:
+            open_modes.difference_update([each for each in open_modes if waiting_mode in CONFLICTS[each]])
+        elif waiting_mode in open_modes:
             found.append(request)
             reads_left -= _cost(request)
         if not open_modes:
@@ -328,7 +328,7 @@ def _read_queue(
     name, mode, after = change
     include_shared = mode == X
     resource, queue = table.resources[name], table.wait_queue(name)
-    include_exclusive = resource.exclusive_count > 0 or len(resource.holders) == table.grant_count(owner, name)
+    include_exclusive = len(resource.holders) == table.grant_count(owner, name)
     found: list[Request] = []
     exclusive, shared = queue.exclusive.between(after, None), queue.shared.between(after, None)
     next_exclusive, next_shared = next(exclusive, None), next(shared, None)
@@ -415,7 +415,7 @@ def _is_held_in_conflict(table: LockTable, resource: LockedResource, name: str, 
         held = not own_grants
     elif isinstance(special, Counted):
         held = _is_counted_held_in_conflict(resource, special, own_grants, owner, mode)
-    else:
+    else:  # all holders are shared
         held = mode in (U, IX, SIX) and len(resource.holders) > own_grants
     return held or (isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, owner))
 
@@ -610,7 +610,8 @@ def is_available(
     resource = table.resources.get(name)
     if resource is not None:
         own_grants = table.grant_count(owner, name)
-        if own_grants and (resource.exclusive_count or (mode == S and resource.special is None)):
+        holds_as_much = resource.exclusive_count or (mode == S and resource.special is None)
+        if own_grants and holds_as_much:
             return units is None or units_fit(resource, units, name, resource.wait_queue)
         if _is_held_in_conflict(table, resource, name, owner, mode):
             return False
@@ -653,5 +654,6 @@ def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:
 
 
 def _holds_units(table: LockTable, name: str) -> bool:
+    """Return whether the holders of a resource hold units, which are weaker than a shared lock."""
     special = table.resources[name].special if name in table.resources else None
     return isinstance(special, Counted) and special.in_use > 0

@@ -80,8 +80,9 @@ def _conflicting_holders(held: Sequence[Request]) -> Iterator[str]:
             above = [each for each in possible_subtrees(name) if each in subtrees] if subtrees else []
             for each in (name, *above):
                 for other_mode, first in holders[each].items():
-                    if other_mode not in CONFLICTS[mode] and (each == name or mode == other_mode == S):
-                        continue
+                    are_shared = mode == other_mode == S
+                    if other_mode not in CONFLICTS[mode] and (each == name or are_shared):
+                        continue  # no conflict: only shared locks of a subtree and of a name below it are compatible
                     other = next((other for other in first if other.owner != request.owner), None)
                     if other is not None and (pair := frozenset((request.id, other.id))) not in found:
                         found.add(pair)

@@ -583,7 +583,7 @@ class LockTable:
                 found = directory + WHOLE_NAMESPACE
                 break
             directory = directory[: directory.rfind("/", 0, -1) + 1]
-        for each in walked[:2]:
+        for each in walked[:2]:  # enough for names in one directory, and for names in directories next to each other
             known[each] = found
         return found
 

@@ -162,8 +162,9 @@ class LockManager:
             self._end_all(command.requests, now, events)
         elif isinstance(command, Continue):
             affected = self.table.take_pending_grants(MAX_CONTINUED_QUEUES)
-            for name in [name for name, *_ in affected if name in self.table.closing][:1]:
-                affected += close_slice(self.table, name)
+            closing = next((name for name, *_ in affected if name in self.table.closing), None)
+            if closing is not None:  # one subtree in a step: the others stay pending
+                affected += close_slice(self.table, closing)
             self._grant_waiters(affected, now, events)
         else:
             self._recover(command.contended, now, events)
@@ -270,7 +271,7 @@ class LockManager:
         Return False, without a change, if the release needs a step.
         """
         table, details = self.table, request.details
-        if details is None:
+        if details is None:  # subtrees count the locks below them
             return not any(map(table.is_below_subtree, request.exclusive))
         if request.transaction is not None or request.exclusive or len(details.units) != 1:
             return False
@@ -296,9 +297,9 @@ class LockManager:
             self.discard(id_)
         self.table.kept_open = ()
         if subtrees:  # held locks first: counting them is faster when the subtrees are opened than one by one
-            yield from self._adopt_in_parts(parts, _is_held_below)
+            yield from self._adopt_in_parts(parts, _is_held_without_subtree)
             yield from open_subtrees(self.table, subtrees)
-            yield from self._adopt_in_parts(parts, lambda request: not _is_held_below(request))
+            yield from self._adopt_in_parts(parts, lambda request: not _is_held_without_subtree(request))
         else:
             yield from self._adopt_in_parts(parts, lambda _: True)
 
@@ -348,7 +349,7 @@ class LockManager:
     def request(self, request: Request, now: float, max_queue_entries: float = inf) -> list[Event]:
         """Grant a new request immediately or queue it: a step of a `Request`.
 
-        Reject it if the wait queues would have more than `max_queue_entries` entries.
+        Reject it if the wait queues would have more than `max_queue_entries` entries, or if it would wait in too many queues.
         """
         events: list[Event] = []
         if request.details is not None:
@@ -356,7 +357,7 @@ class LockManager:
                 self._assign_id(request)
                 self._close_specials(request)
                 return [QueueFull(request, is_opening=True)]
-            max_queue_entries -= len(request.units)
+            max_queue_entries -= len(request.units)  # the checks below count its other entries
         id_ = self.next_id
         self.next_id = id_ + 1
         request.id = id_
@@ -372,6 +373,7 @@ class LockManager:
         ):
             if request.details is not None:
                 self._close_specials(request)
+            # If there is room for `MAX_QUEUES` more entries, the subtrees above its names are too many.
             events.append(QueueFull(request, is_opening=self.table.queue_entries + MAX_QUEUES < max_queue_entries))
         else:
             if request.transaction is not None and self.lock_order is not None:
@@ -434,15 +436,14 @@ class LockManager:
         moved = table.enqueue(request)
         queues = {*request.queues()} if table.specials else None  # now: a granted request has left those of subtrees
         rearranged: deadlock.Rearrangement | None = None
+        # A request whose insertion took too many steps is rejected there, too.
         if (moved and moved[request] > MAX_ARRIVAL_STEPS) or deadlock.may_create_cycle(table, request):
             rearranged = self._resolve_cycle(request, moved, events)
             if rearranged is None:
                 return  # the request has ended
         if request.queue_timeout_ms <= 0 and not is_grantable(table, request):
-            if moved:  # restore the previous order
-                for name, (entries, order) in (rearranged or {}).items():
-                    previous = [entry[2] for entry in entries]
-                    table.wait_queue(name).rearrange(name, [each.entry(name) for each in order], previous)
+            if moved:
+                self._undo_rearrangement(rearranged or {})
                 self._end_on_arrival(request, events)
             else:
                 self._time_out(request, events)
@@ -461,6 +462,11 @@ class LockManager:
             moved.pop(request, None)
             self._append_moved(moved, {*(queues or request.names()), *(rearranged or ())}, events)
 
+    def _undo_rearrangement(self, rearranged: deadlock.Rearrangement) -> None:
+        for name, (entries, order) in rearranged.items():
+            previous = [entry[2] for entry in entries]
+            self.table.wait_queue(name).rearrange(name, [request.entry(name) for request in order], previous)
+
     def _resolve_cycle(
         self, request: Request, moved: dict[Request, int], events: list[Event]
     ) -> deadlock.Rearrangement | None:
@@ -472,7 +478,7 @@ class LockManager:
         """
         table, budget = self.table, deadlock.StepBudget(moved.get(request, 0))
         is_special = table.specials > 0
-        try:
+        try:  # if the insertion of the request took too many steps, no budget is left, and `find_deadlock` raises
             if is_special and budget.left >= 0 and reduction.finishes_in_queue_order(table, request.owner):
                 return {}
             find_deadlock = reduction.find_deadlock if is_special else deadlock.find_deadlock
@@ -675,12 +681,12 @@ class LockManager:
 
     def _end_on_arrival(self, request: Request, events: list[Event], cycle: Cycle | None = None) -> None:
         """End a new request that cannot wait: with `deadlock` if it closed a cycle, else with `queue-timeout`."""
-        blockers = find_blockers(self.table, request) if cycle is None else ((), 0)
+        blockers, total = find_blockers(self.table, request) if cycle is None else ((), 0)
         self.table.withdraw(request)
         if request.details is not None:
             self._close_specials(request)
         if cycle is None:
-            self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, *blockers), events)
+            self._end(TimedOut(request, Reason.QUEUE_TIMEOUT, blockers, total), events)
         else:
             self._end(Deadlocked(request, Reason.DEADLOCK, cycle), events)
 
@@ -728,7 +734,7 @@ class LockManager:
         for request in candidates:
             if is_grantable(table, request):
                 self._grant_waiter(request, now, events)
-        if table.unmoved:
+        if table.unmoved:  # a subtree was closed, in whose queue they had moved
             events += map(Moved, table.unmoved)
             table.unmoved.clear()
         if table.specials:
@@ -754,7 +760,8 @@ class LockManager:
             if reads >= MAX_CANDIDATES:
                 self._leave_for_later([(name, U, None)])
                 return reads
-        return reads if name in self.table.resources and self.table.resources[name].wait_queue is None else 0
+        left = self.table.resources.get(name)
+        return reads if left is not None and left.wait_queue is None else 0
 
     def _grant_beside_units(self, granted: list[Request], now: float, events: list[Event]) -> AffectedQueues:
         """Grant the waiters for units that have become grantable because an earlier waiter, one of `granted`, holds its units.
@@ -789,16 +796,15 @@ class LockManager:
         events.append(Locked(request, waited_ms))
 
 
-def _is_held_below(request: Request) -> bool:
-    """Return whether a request is held, and names no subtree."""
+def _is_held_without_subtree(request: Request) -> bool:
     return request.state is HELD and (request.details is None or not request.details.subtrees)
 
 
 def _have_too_many_levels(choices: Sequence[tuple[str, QueueMode]]) -> bool:
-    """Return whether more than `MAX_SEARCHED_LEVELS` are searched for subtrees above these choices."""
+    """Return whether the search for subtrees above these choices, pairs (name, mode), reads more than `MAX_SEARCHED_LEVELS`."""
     if len(choices) * MAX_SUBTREE_LEVELS <= MAX_SEARCHED_LEVELS:
         return False
     directories = {name[: name.rfind("/") + 1] for name, _ in choices}
-    above = {each[: each.rfind("/", 0, -1) + 1] for each in directories}
-    levels = sum([min(each.count("/"), MAX_SUBTREE_LEVELS) for each in above])
+    parents = {directory[: directory.rfind("/", 0, -1) + 1] for directory in directories}
+    levels = sum([min(parent.count("/"), MAX_SUBTREE_LEVELS) for parent in parents])
     return len(directories) + levels > MAX_SEARCHED_LEVELS

@@ -65,6 +65,10 @@ class _Waiter:
         self.units: UnitCount = request.units[name] if mode == U else (0, 0)
 
 
+_Edge = tuple[_Waiter, str, Owner]
+"""A waiter, the name of its resource, and the owner of the waiter."""
+
+
 class _ExaminedResource:
     """A resource that waiting owners hold or wait for, with its holders and waiters among these owners."""
 
@@ -124,7 +128,7 @@ class _HeldOnly:
                 blocking.update(islice(self._holders.get(each, ()), 2))  # two owners exclude all waiters of the mode
             if not blocking:
                 owners = list(by_owner)
-            elif len(blocking) == 1:
+            elif len(blocking) == 1:  # an owner does not block itself
                 owners = [owner for owner in blocking if owner in by_owner]
             else:
                 continue
@@ -289,7 +293,7 @@ class _Finishing:
         return mode != U or self._units_fit(request, name)
 
     def _conflicting_owners(self, request: Request, name: str, mode: QueueMode) -> Iterator[Owner]:
-        """Yield owners that block a waiting request on one resource, and for items that block nothing, its own owner.
+        """Yield the owners that block a waiting request on one resource. For a read that finds none, yield its own owner.
 
         The nearest earlier exclusive waiter is enough in place of the holders and waiters before it: its owner finishes after
         them.
@@ -297,14 +301,13 @@ class _Finishing:
         resource, queue, entry = self._table.resources[name], self._table.wait_queue(name), request.entry(name)
         nearest = queue.exclusive.before(entry)
         special = resource.special
+        # `_units_fit` compares units with units.
+        only_units = mode == U and isinstance(special, Counted) and len(resource.holders) == special.unit_holder_count
         if nearest is not None:
             yield nearest[2].owner
         elif resource.exclusive_count:  # then all holders have the same owner
             yield next(iter(resource.holders.values())).owner
-        elif mode == X or (
-            special is not None
-            and not (isinstance(special, Counted) and mode == U and len(resource.holders) == special.unit_holder_count)
-        ):
+        elif mode == X or (special is not None and not only_units):
             for holder in resource.holders.values():
                 if resource.holder_mode(name, holder) in CONFLICTS[mode]:
                     yield holder.owner
@@ -333,17 +336,18 @@ class _Finishing:
             asked = units if len(waiting) == 1 else self._units_asked_by(owner, name)
             smallest = min(scan.smallest, limit)
             does_fit = fits[waiter.id] = scan.in_use + scan.asked + asked <= smallest
-            if does_fit and scan.only_units and len(waiting) == 1 and waiter.queue_count() == 1:  # then it finishes
+            waits_only_here = len(waiting) == 1 and waiter.queue_count() == 1
+            if does_fit and scan.only_units and waits_only_here:  # then its owner finishes
                 if owner in scan.held or len(self._scans) > 1:
                     self._finish(owner)
                 else:
-                    finished[owner] = True
+                    finished[owner] = True  # no scan counts its units
                 continue
             scan.asked += units
             scan.asked_by[owner] = scan.asked_by.get(owner, 0) + units
             scan.smallest = smallest
             if does_fit and waiter is not request:
-                self.finishes(owner)
+                self.finishes(owner)  # if it does, the scan no longer counts its units
         return scan.fits[request.id]
 
     def _units_asked_by(self, owner: Owner, name: str) -> int:
@@ -354,7 +358,7 @@ class _Finishing:
 
 
 def find_deadlock(table: LockTable, victim: Owner, budget: StepBudget) -> Cycle | None:
-    """Return the shortest cycle of the deadlock in which `victim`, the owner of a new request, is, or None if there is none.
+    """Return the shortest cycle through `victim`, the owner of a new request, if there is a deadlock, or None.
 
     Raises GraphTooLarge.
     """
@@ -610,7 +614,7 @@ class Reduction:
         if len(order) == len(self._owners):
             return None
         deadlocked = self._owners.keys() - set(order)
-        steps: dict[Owner, tuple[_Waiter, str, Owner]] = {}  # the edge by which each owner was reached
+        steps: dict[Owner, _Edge] = {}  # the edge by which each owner was reached
         waits = self._waits_by_owner()
         queue = deque([self._victim])
         while queue:
@@ -642,8 +646,8 @@ class Reduction:
             elif sum(held.values()) + asked > limit:
                 yield from (other for other in held if other != waiter.owner)
 
-    def _build_cycle(self, steps: dict[Owner, tuple[_Waiter, str, Owner]], last: tuple[_Waiter, str, Owner]) -> Cycle:
-        """Return the cycle that the edge `last` to the victim closes."""
+    def _build_cycle(self, steps: dict[Owner, _Edge], last: _Edge) -> Cycle:
+        """Return the cycle that the edge `last` to the victim closes. `steps` has the edge by which each owner was reached."""
         edges = [last]
         while edges[-1][2] != self._victim:
             edges.append(steps[edges[-1][2]])

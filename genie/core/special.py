@@ -77,7 +77,7 @@ def with_intention(mode: QueueMode | None, below: QueueMode) -> QueueMode:
     is None if there is none.
     """
     intention = IS if below == S else IX
-    if mode is None or mode in (intention, IS):
+    if mode is None or mode in (intention, IS):  # IS is the weakest mode
         return intention
     return SIX if mode == S and intention == IX else mode
 

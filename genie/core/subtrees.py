@@ -228,8 +228,9 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
 
     Return the queues of the waiters below the subtrees, which may be grantable now, and the names of the subtrees below
     which more waiters are left for `close_slice`. The positions of these waiters in the queue of a subtree become void.
-    With `keep_moved` the positions stay, because only the leader knows of all requests that name the subtree, and no
-    waiters are left.
+
+    `keep_moved` is for a state that is being loaded, which may lack requests that name the subtree: positions in its queue
+    stay valid, and no waiters are left.
     """
     details = request.details
     if details is None or not (details.units or details.subtrees):

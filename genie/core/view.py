@@ -199,14 +199,12 @@ def _count_unlisted_below(table: LockTable, request: Request) -> int:
     for name, mode in request.queue_modes():
         special = table.resources[name].special
         if isinstance(special, Subtree) and has_conflicting_below(table, name, special, mode, request.owner):
-            shared, exclusive = own_below(table, name, special, request.owner)
-            blocking = [IX] if mode in (S, SIX) else [IS, IX]
-            total = special.exclusive_count - exclusive + (special.shared_count - shared if IS in blocking else 0)
-            listed = [
-                holder
-                for below, holder in special.examples.values()
-                if (IS if below == S else IX) in blocking and holder.owner != request.owner
-            ]
+            own_shared, own_exclusive = own_below(table, name, special, request.owner)
+            total = special.exclusive_count - own_exclusive
+            if mode == X:  # shared locks below the subtree block the request, too
+                total += special.shared_count - own_shared
+            of_others = [below for below, holder in special.examples.values() if holder.owner != request.owner]
+            listed = [below for below in of_others if mode == X or below != S]
             count += max(0, total - len(listed))
     return count
 
@@ -295,6 +293,7 @@ class Matches:
 
 
 def _to_matches(holders: Collection[Request], queue: Collection[Request]) -> Matches:
+    """Return matches with the totals of these collections."""
     return Matches(holders, len(holders), queue, len(queue))
 
 
@@ -367,9 +366,8 @@ def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[
     limit = MAX_INSPECTED_REQUESTS // len(queues)
     # Sorting takes a third of the time of `merge`.
     entries = sorted(chain.from_iterable([islice(queue, limit) for queue in queues]), key=_POSITION)
-    first_by_request = {
-        entry[2]: entry for entry in reversed(entries)
-    }  # the reversal makes the first entry overwrite others
+    # Reversed, so that the first entry of a request overwrites its others.
+    first_by_request = {entry[2]: entry for entry in reversed(entries)}
     return held, sorted(first_by_request.values(), key=_POSITION)
 
 

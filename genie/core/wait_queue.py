@@ -417,7 +417,9 @@ class WaitQueue:
 
     def of_mode(self, mode: QueueMode) -> SortedQueue:
         """Return the queue of one mode. The caller must not add to it: the result may be `NO_ENTRIES`."""
-        return self.shared if mode == S else self.exclusive if mode == X else self.others.get(mode, NO_ENTRIES)
+        if mode == S:
+            return self.shared
+        return self.exclusive if mode == X else self.others.get(mode, NO_ENTRIES)
 
     def modes(self) -> list[QueueMode]:
         """Return the modes in which requests wait."""
@@ -436,7 +438,7 @@ class WaitQueue:
 
     def add(self, entry: QueueEntry, mode: QueueMode) -> None:
         """Insert an entry at its sorted position."""
-        if mode > X:
+        if mode > X:  # units or an intention
             self._create_queue(mode)
         self.of_mode(mode).add(entry)
 
@@ -450,7 +452,7 @@ class WaitQueue:
         """Remove an entry, which must be present."""
         queue = self.of_mode(mode)
         queue.remove(entry)
-        if mode > X and not queue:
+        if mode > X and not queue:  # units or an intention
             del self.others[mode]
 
     def collect(self, found: list[QueueEntry], *, with_intentions: bool = True, limit: float = inf) -> None:
@@ -522,6 +524,7 @@ class WaitQueue:
             others = self._lower_priorities_before(entry, request, max_moves)
         self.add(entry, mode)
         requests = [other[2] for other in others]
+        # If these requests may not move, the new request must be rejected, as if the steps were too many.
         needed_steps = move_steps(requests) if self.may_move(name, requests) else steps_left + 1
         if needed_steps <= steps_left:
             if demoted is not None:  # the new request moves back
