@@ -207,7 +207,7 @@ class Pipeline:
         if connection is self._only_connection:
             self._only_connection = None
         if self._stopped:
-            # A session with a key belongs to the snapshot, and is kept until `dispose`.
+            # A session with a key belongs to the snapshot, and is kept until `Pipeline.dispose`.
             if connection.session.key is None:
                 connection.session.dispose()
         else:
@@ -223,7 +223,7 @@ class Pipeline:
     def _schedule(self) -> None:
         """Schedule a batch after all connections with input are read, unless a commit is in flight.
 
-        While the store is unavailable, schedule it in spite of the commit: its commands are rejected.
+        While the store is unavailable, a commit in flight does not delay it, because its commands are only rejected.
         """
         # Executing many commands in one pass keeps code and tables in the processor's caches. A system call between two
         # commands would evict them.

@@ -446,9 +446,9 @@ class SessionTable:
         return added > 0
 
     def _reset_reply_limit(self, session: Session, principal: str | None) -> None:
-        """Reset the reply limit of a session to `GUARANTEED_REPLIES`.
+        """Let a session retain `GUARANTEED_REPLIES` replies again, and take its additional ones off the totals.
 
-        Undo what `raise_reply_limit` has added to the totals.
+        `raise_reply_limit` had added them.
         """
         added = session.reply_limit - GUARANTEED_REPLIES
         self._extra_replies -= added

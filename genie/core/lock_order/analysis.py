@@ -197,11 +197,10 @@ class LockOrder:
 
 
 def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> tuple[str, QueueMode] | None:
-    """Return a name below a subtree, and its mode, that a transaction holds in conflict with the requested lock of the
-    subtree.
+    """Return the name and the mode of a lock below a subtree, if a transaction holds one that conflicts with a lock of the subtree.
 
-    `exclusive`: whether the transaction requests the subtree in exclusive mode. Otherwise only exclusive locks below it
-    conflict.
+    `exclusive` is the mode of the lock of the subtree. A shared one conflicts with exclusive locks only. At most
+    `MAX_SEARCHED_NAMES` locks of the transaction are searched.
     """
     held = chain.from_iterable(request.modes() for request in transaction.held.values())
     for name, mode in islice(held, MAX_SEARCHED_NAMES):

@@ -712,7 +712,7 @@ class SimTransport(asyncio.Transport):
         The peer gets FIN. As in TCP, the peer gets RST instead if the process aborts or leaves received bytes unread.
         """
         if how == "abort" or self._has_unread():
-            if self.network.delays.reset_discards_data():
+            if self.network.delays.reset_discards_data():  # by the seed: the RST overtakes data in flight
                 self.out.clear()
             self.out.send(RESET)
         elif not self._eof_written:
