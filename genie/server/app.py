@@ -417,8 +417,8 @@ class Server:
     def _close_unless_permitted(self, connection: Connection) -> bool:
         """Close a connection if its principal was removed, or lacks the permission for a watched prefix.
 
-        Return whether it was. Commands that were read but not executed are rejected, because the connection gets a
-        principal without permissions.
+        Return whether it was closed. Commands that were read but not executed are rejected, because the connection gets
+        a principal without permissions.
         """
         principal = connection.principal
         if principal is None or connection.closed:

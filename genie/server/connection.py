@@ -165,9 +165,9 @@ class Connection(Peer, asyncio.Protocol):
         self._receive(data)
 
     def _receive(self, data: bytes) -> None:
-        """Process received bytes, before the connection is READY only when it is its turn.
+        """Process received bytes. Before the connection is READY, process them only when it is its turn.
 
-        While closing, discard them.
+        If the connection is closing, discard them.
         """
         if self.closing:
             self._discarded_bytes += len(data)
@@ -431,14 +431,11 @@ class Connection(Peer, asyncio.Protocol):
         if self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
-            self._submit(
-                lines, size=0
-            )  # these bytes are not counted, because no further input of this connection is read
+            # The bytes are not counted, because no further input of this connection is read.
+            self._submit(lines, size=0)
         if not self.closing:  # an invalid opening line has closed it
-            limit = self._limits.max_line
-            self._submit_end(
-                RequestRejected(Code.LINE_TOO_LONG, f"the line is too long: a line has at most {limit} bytes")
-            )
+            reason = f"the line is too long: a line has at most {self._limits.max_line} bytes"
+            self._submit_end(RequestRejected(Code.LINE_TOO_LONG, reason))
 
     # -- authentication -----------------------------------------------------------------------------------
 
@@ -491,7 +488,7 @@ class Connection(Peer, asyncio.Protocol):
         The error does not pass through the command handler, so an unavailable store does not delay the error. If too many
         rejected connections are open, the connection is closed without waiting until the client has read the error.
         """
-        self.enter_state(ConnectionState.AUTHENTICATING)
+        self.enter_state(ConnectionState.AUTHENTICATING)  # so that its loss is not reported to the handler
         self.closing = True
         if self._handshake is not None:
             self._handshake.stop_timer()
@@ -523,14 +520,14 @@ class Connection(Peer, asyncio.Protocol):
 
         Return the remaining lines, which the handler executes. A connection becomes READY with an accepted `hello`, or
         if its first line is a command other than `hello`. After a rejected `hello`, every line except another `hello`
-        is rejected. Many lines are processed in parts, so that other connections can run. While earlier lines of the
-        connection are queued, all lines are postponed: the next `hello` may select another handler, and the replies
-        must be in the order of the lines.
+        is rejected. Many lines are processed in parts, so that other connections can run.
         """
         if self._postponed_lines is not None:
             self._postponed_lines = chain(self._postponed_lines, lines)
             return []
-        if self.input_queue or self.outbox:  # the replies to earlier lines are not written yet
+        # The replies to earlier lines are not written yet, and must precede those to these lines. The next `hello` may
+        # select another handler, which does not wait for the earlier lines.
+        if self.input_queue or self.outbox:
             self._postpone_opening_lines(lines)
             return []
         end = time.monotonic() + OPENING_QUANTUM_S

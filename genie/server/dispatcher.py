@@ -176,7 +176,8 @@ class Dispatcher:
         if events.waiting:
             turns.run_slice((caller, "watch events"), events.send_waiting)
         if manager.pending_grants or events.waiting:
-            manager.deadlines.soonest = 0.0  # work is left: `deadlines.next` above may have replaced an earlier 0
+            # Work is left, so the next batch is due at once. Reading `deadlines.next` may have replaced an earlier 0.
+            manager.deadlines.soonest = 0.0
 
     def _continue_grants(self, now: float) -> None:
         self.notifier.handle_events(self._step(core.Continue(), now), now)
@@ -448,7 +449,7 @@ class Dispatcher:
         elif type(command) in SLOW_COMMANDS and connection.closed:
             pass  # no client reads the answer
         elif type(command) in WATCH_COMMANDS and self.watch_events.waiting:
-            return True  # the events that wait are for the watches of their time
+            return True  # the waiting events, for the watches that existed when they occurred, are sent first
         elif type(command) is Inspect:
             self._inspect(now, connection, command)
         elif type(command) is Watch:
@@ -479,7 +480,10 @@ class Dispatcher:
         return (compares_all_names and locked_names > MANY_NAMES) or table.uncounted_names(request) > MANY_NAMES
 
     def _take(self, now: float, connection: Peer, command: core.Take) -> None:
-        """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only."""
+        """Execute a request with `anyOf`. Admit it for all its choices, then charge it for the granted resources only.
+
+        An *excess* is the number of bytes by which texts are longer than the short texts that each request may have.
+        """
         request = command.request
         excess_by_name = {name: excess for name, _ in command.choices if (excess := text_excess(name))}  # of long names
         excess_without_names = excess_bytes(request)  # the request has no names before it is granted
@@ -709,13 +713,11 @@ class Dispatcher:
         ending = session.ending
         if ending is None:
             ending = session.ending = SessionEnd(session.bound.values())
-        ended, kept, locks = ending.next_slice(MAX_ENDED_LOCKS)
-        self._ended_count += locks
+        ended, kept, lock_count = ending.next_slice(MAX_ENDED_LOCKS)
+        self._ended_count += lock_count
         for request in kept:
             session.remove(request)
-            note = request.context.note
-            # `remove` has copied the note of the session to a request without a note: now the request is charged for
-            # it.
+            note = request.context.note  # a request without a note has got a copy of the session's note by `remove`
             if note is not None and text_bytes(note) > SHORT_TEXT_BYTES:
                 self.size.charge_again(request, excess_bytes(request))
                 self.limits.check_next()
@@ -725,7 +727,7 @@ class Dispatcher:
                 session.remove(request)
         if ended:
             self.notifier.handle_events(self._step(Disconnect(ended), now), now)
-        if ending:
+        if ending:  # slices are left
             return False
         if session.bound:  # requests that have arrived since the first slice: the next slice begins with them
             session.ending = None

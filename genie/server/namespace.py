@@ -249,6 +249,7 @@ class Namespace:
     async def _run_role_loop(self, node: Node) -> None:
         """Follow until this server acquires leadership, lead until it is lost, and repeat."""
         while True:
+            # Without a variable for the state, which would keep it in memory after the next leader is known.
             await self._lead(await self.store.open(node, self._snapshot, self._on_role_changed))
             await self._wait_until_leadership_ends()
             if self._failure is not None:

@@ -214,7 +214,7 @@ class Notifier:
         if not self.outcome.durable:
             return
         if (  # the request may have a record in the store, from this batch or an earlier batch
-            request.fence
+            request.fence  # it was held
             or session is None
             or (
                 session.key is not None
@@ -238,19 +238,16 @@ class Notifier:
         elif len(message) > MAX_RETAINED_REPLY_BYTES:
             message = replies.ended(request.id, reason, request.ref)  # without blockers or cycle
         reply = RetainedReply(request.id, request.ref, session, now, message, reason, request)
-        if self._charges and self.size.is_large(
-            request.id
-        ):  # keep only a digest of the long texts, which are not charged now
+        if self._charges and self.size.is_large(request.id):
+            # Keep only a digest of the long texts, because they are no longer charged after the end of the request.
             reply.request, reply.fingerprint = None, fingerprint(request)
         if session.key is not None:
             for id_ in self.sessions.retain(session, reply):
                 self.outcome.delete(id_)
             return reply
         session.retain(reply)
-        reply_count = len(session.retained_replies or ())
-        if reply_count > session.reply_limit and not self.sessions.raise_reply_limit(
-            session, request.context.principal
-        ):
+        is_over_limit = len(session.retained_replies or ()) > session.reply_limit
+        if is_over_limit and not self.sessions.raise_reply_limit(session, request.context.principal):
             session.drop_oldest_reply()
         return request
 
@@ -277,9 +274,10 @@ class Notifier:
             )
         elif event.is_opening:
             reason = (
-                f"too many waiting requests or locks: at most {core.MAX_WAITERS_BELOW} requests, fewer if they have many names, "
-                f"may wait below subtrees that no other request names, several subtrees take at most {core.MAX_COMPARED_NAMES} comparisons with names, "
-                f"and a request may wait in {core.MAX_QUEUES} queues, of its names and of the subtrees above them"
+                "too many waiting requests or locks: "
+                f"at most {core.MAX_WAITERS_BELOW} requests may wait below new subtrees, fewer if they have many names; "
+                f"several new subtrees may be compared with locked names at most {core.MAX_COMPARED_NAMES} times; "
+                f"and a request may wait in at most {core.MAX_QUEUES} queues of names and of subtrees above them"
             )
         elif principal is None or self.size.queue_limit(principal) >= limit:
             reason = f"too many waiting requests: all wait queues together have at most {limit} entries"

@@ -76,7 +76,7 @@ class DeferredEvents:
         self._connections = {}
 
     def _flush(self) -> None:
-        """Send a slice of the deferred events. If some are left, continue in the next iteration of the event loop."""
+        """Send a slice of the deferred events if it is their turn. If some are left, continue in the next iteration."""
         self._turns.enter(id(self))
         self._turns.run_slice(id(self), self._flush_some)
         if self._connections:
@@ -170,14 +170,15 @@ class Pipeline:
           many requests in the same time.
         """
         if (
+            # Without a scheduled batch, these are the first commands of the iteration.
             (connection is self._only_connection or self._scheduled is None)
             and not self._commits.in_flight
             and not self._light
             and not self._busy
-            and not isinstance(items, UnsplitLines)
+            and not isinstance(items, UnsplitLines)  # large input, which is executed in parts
             and len(items) <= CHUNK
             and not connection.input_queue
-            and not self._turns.is_exhausted
+            and not self._turns.is_exhausted  # the iteration has time left
         ):
             if connection is self._only_connection:
                 self._execute_now(connection, items, is_only=True)
@@ -263,9 +264,9 @@ class Pipeline:
             self._light
             or self._busy
             or self._slow
-            or self._outcome.durable
+            or self._outcome.durable  # `_execute_now` may have left changes to commit
             or self._is_expiry_due
-            or self._drained is not None
+            or self._drained is not None  # `drained` may wait for the end of this batch
         ):
             self._run_batch()
 
@@ -318,7 +319,7 @@ class Pipeline:
             for connection in outcome.granted:
                 connection.flush()
             outcome.granted.clear()
-        for connection in outcome.dirty:
+        for connection in outcome.dirty:  # those with new messages
             if connection.has_reply:
                 connection.flush()
             elif connection.outbox:
@@ -329,7 +330,7 @@ class Pipeline:
                 self._deferred.finish(connection)
             outcome.closing.clear()
         if expiry.request_deadlines.soonest < expiry.at or expiry.session_deadlines.soonest < expiry.at:
-            expiry.set(self._on_expiry)
+            expiry.set(self._on_expiry)  # a deadline may be before the time for which the timer is set
         if self._drained is not None and not self._scheduler and not self._drained.done():
             self._drained.set_result(None)
 
@@ -337,7 +338,7 @@ class Pipeline:
 
     def _on_acknowledged(self, error: BaseException | None) -> None:
         """Send the replies of the stored batch, and run the next batch. After an `error` the batch may not be stored."""
-        error = self._commits.end(error)
+        error = self._commits.end(error)  # a commit that took longer than the lease has failed, too
         if self._stopped:
             return
         if error is not None:
@@ -356,7 +357,7 @@ class Pipeline:
             self._run_batch()
 
     def _on_tick(self) -> None:
-        """Commit the clock if the leader is idle, reject queued commands after the store timeout, stop after the lease."""
+        """Send a heartbeat if the leader is idle. Reject commands after the store timeout. Stop after the lease."""
         self._ticker = self._loop.call_later(self._commits.tick_s, self._on_tick)
         try:
             due = self._commits.check()

@@ -197,7 +197,7 @@ class CommandScheduler:
         """
         turns = self._turns
         limit_s = turns.begin_batch(id(self)) if turns.is_active else BATCH_S
-        if limit_s:
+        if limit_s:  # 0 if the batch must wait
             spent_s = turns.spent_s
             started = now = self._clock()
             end = now + limit_s
@@ -219,7 +219,7 @@ class CommandScheduler:
             # The whole time of the batch. It includes the expensive commands, whose time was added already.
             turns.spent_s = spent_s + now - started
             if turns.spent_s > SHORT_S:
-                turns.spend(0.0)
+                turns.spend(0.0)  # checks the total, and schedules the end of the iteration
         if self.slow and execute_slow is not None and turns.begin_slow(id(self)):
             self._run_slow(execute_slow)
         self.bytes -= self._finished_bytes
@@ -293,7 +293,7 @@ class CommandScheduler:
         """
         queue, clock, started = connection.input_queue, self._clock, now
         end, min_remaining = now + QUANTUM_S, self._remaining_commands - QUANTUM
-        max_commands = CHUNK if connection.busy_until < now + HEAVY_S else 1
+        max_commands = CHUNK if connection.busy_until < now + HEAVY_S else 1  # 1 if its last turn took very long
         is_next_slow = False
         while queue and not is_next_slow and self._remaining_commands > min_remaining and now < end:
             _, count, size = chunk = queue.popleft()
@@ -380,6 +380,7 @@ class CommandScheduler:
             del overruns[name]
 
         def overrun_times(connection: Peer) -> tuple[float, float]:
+            # All times before `now` are equal, so connections without a recent overrun keep their order.
             return overruns.get(principal_name(connection), 0.0), max(connection.overran_until, now)
 
         ordered = sorted(light, key=overrun_times)
@@ -395,7 +396,7 @@ class CommandScheduler:
         name = principal_name(connection)
         self._overruns.pop(name, None)
         self._overruns[name] = now
-        until = started + (now - started) / LIGHT_SHARE
+        until = started + (now - started) / LIGHT_SHARE  # then the turn has taken only this share of the time
         if connection.overran_until > started:
             connection.busy_until = until
         connection.overran_until = until

@@ -239,7 +239,7 @@ class Session:
 
     def add_granted(self, request: Request) -> None:
         """Add a request that was granted immediately to the session."""
-        if self.key is not None or request.release_on_disconnect:
+        if self.key is not None or request.release_on_disconnect:  # any other lock stays held after the connection
             self.bound[request.id] = request
         if request.ref is not None:
             self._refs[request.ref] = request
@@ -250,7 +250,7 @@ class Session:
             self.unbind(request)
 
     def unbind(self, request: Request) -> None:
-        """Remove a request from `bound` if it is there."""
+        """Remove a request from `bound` if it is there, and free the slots of removed requests."""
         bound = self.bound
         bound.pop(request.id, None)
         if len(bound) in LARGE_SIZES:
@@ -262,7 +262,7 @@ class Session:
         self.unbind(request)
         if request.ref is not None:
             self._remove_ref(request.ref)
-        request.context = shown_context(request)
+        request.context = shown_context(request)  # with the note of the session, if it has no note of its own
         request.origin = None
 
     def _remove_ref(self, ref: str) -> None:
@@ -292,7 +292,7 @@ class Session:
     def on_disconnect(self, now: float) -> None:
         """Record that the connection is lost, and until when its replies are presumed received.
 
-        Replies of the last `PRESUMED_RECEIVED_MS` may be lost. So may all replies of a connection that was shorter.
+        Replies of the last `PRESUMED_RECEIVED_MS` may be lost: all replies if the connection was not open for longer.
         """
         self.connection = self.state_report = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
@@ -340,10 +340,8 @@ def _parameters(request: Request) -> tuple[object, ...]:
     The order of the resources does not matter.
     """
     context = request.context
-    names: tuple[object, ...] | None = None
-    if (
-        context.choice_digest is None
-    ):  # otherwise the digest identifies the choices, and the names are only the acquired ones
+    names: tuple[object, ...] | None = None  # with `anyOf`: the digest identifies the choices
+    if context.choice_digest is None:
         names = sorted(request.shared), sorted(request.exclusive)
         if request.units:  # omitted if empty, so that the fingerprints of other requests equal the stored ones
             names += (sorted(request.units.items()),)
@@ -538,7 +536,7 @@ class SessionTable:
         if principal is not None and len(replies) > self._max_replies_of_a_principal:
             dropped += self._drop_oldest_reply(next(iter(replies.values())))
         if self._reply_count > MAX_RETAINED_REPLIES_TOTAL:
-            most_replies = max(self._replies.values(), key=len)  # of one principal
+            most_replies = max(self._replies.values(), key=len)  # those of the principal with the most
             dropped += self._drop_oldest_reply(next(iter(most_replies.values())))
         return dropped
 

@@ -60,6 +60,7 @@ class _Kind:
     """The callers that ask for parts of one kind."""
 
     def __init__(self) -> None:
+        # A part is a piece of work of some milliseconds that a caller asks for: a batch, a slice or a slow command.
         self.ran: set[Caller] = set()
         """The callers with a part in this iteration."""
         self.late: dict[Caller, int] = {}
@@ -169,15 +170,16 @@ class IterationTurns:
         return True
 
     def _is_next(self, kind: _Kind, caller: Caller) -> bool:
-        """Return whether no other kind and no other caller is before this one. There must be no overdue caller."""
-        if self._resting:
+        """Return whether this caller is the next one, with a part of this kind. There must be no overdue caller."""
+        if self._resting:  # this iteration only runs batches, because the last one was long
             if kind is not self._batches:
                 return False
         elif self._first is not None and self._first is not kind and not self._first.ran:
             return False
         if kind.skipped:  # the callers that wait have had no part in the last iteration, and may not ask in this one
             return True
-        return self._waits_since(kind, caller) <= min(kind.late_before.values(), default=1 << 63)
+        longest_waiting_since = min(kind.late_before.values(), default=1 << 63)  # greater than all, if no caller waits
+        return self._waits_since(kind, caller) <= longest_waiting_since
 
     def _waits_since(self, kind: _Kind, caller: Caller) -> int:
         """Return the iteration since which a caller waits, later by `OVERRUN_PENALTY` if its last part exhausted an iteration."""
@@ -187,7 +189,7 @@ class IterationTurns:
         return self._iteration + (OVERRUN_PENALTY if caller in self._exhausting else 0)
 
     def _deny(self, kind: _Kind, caller: Caller) -> None:
-        """Record that a part was denied. If the caller was denied `MAX_DENIED` parts, it is overdue."""
+        """Record that a part was denied. After `MAX_DENIED` denials the caller is overdue: all others wait for it."""
         kind.late[caller] = self._waits_since(kind, caller)
         denied = kind.denied[caller] = kind.denied.get(caller, 0) + 1
         if denied >= MAX_DENIED and self._overdue is None:
