@@ -74,9 +74,8 @@ class AdminClient:
         self._timeout_s = timeout_s
         """Time limit of one query."""
         self._token = _read_token()
-        self._ssl = (
-            tls_context() if self._scheme == HTTPS else True
-        )  # True is the default of aiohttp, not used for HTTP
+        # For HTTP, the default of aiohttp, which is not used.
+        self._ssl = tls_context() if self._scheme == HTTPS else True
         self._session: aiohttp.ClientSession | None = None
         """None until the client is entered as an async context manager."""
 

@@ -74,7 +74,7 @@ class Configuration:
         for name, source in self._sources_without_file.items():
             if name in OPTION_ONLY:
                 continue
-            if name in values_in_file and source not in RANKS:
+            if name in values_in_file and source not in RANKS:  # neither the command line nor a variable has set it
                 options[name] = values_in_file[name]
                 self._ctx.meta[FILE_SOURCES][name] = f"{file_key(name)} in {self.path}"
                 self._ctx.set_parameter_source(name, FROM_FILE)
@@ -109,7 +109,7 @@ class Configuration:
         return 0 if source is None else RANKS.get(source, 0)
 
     def read_again(self) -> Settings:
-        """Do the same as `load` with the current content of the file, after the command has started.
+        """Return the settings, with the current content of the file, after the command has started.
 
         Raises ValueError if the file is invalid. Its message names the options and keys to correct.
         """
@@ -182,7 +182,7 @@ def _describe_unknown_key(key: str, value: object, param_by_key: Mapping[str, cl
     if key in GROUPS:
         return f"{key}: must be a section, [{key}]"
     if isinstance(value, dict):
-        similar_sections = difflib.get_close_matches(key, GROUPS, 1)
+        similar_sections = difflib.get_close_matches(key, GROUPS, n=1)
         if similar_sections:
             return f"[{key}]: unknown section; did you mean [{similar_sections[0]}]?"
         return f"[{key}]: unknown section; the sections are {', '.join(f'[{name}]' for name in GROUPS)}"
@@ -194,7 +194,7 @@ def _find_similar_key(key: str, param_by_key: Mapping[str, click.Parameter]) -> 
     """Return the key that is probably meant by an unknown key, or None. Prefers a similar key of the same section."""
     section, _, name_in_section = key.rpartition(".")
     same_section = [known for known in param_by_key if known.rpartition(".")[0] == section]
-    similar_keys = difflib.get_close_matches(key, same_section, 1, 0.8)
+    similar_keys = difflib.get_close_matches(key, same_section, n=1, cutoff=0.8)
     if similar_keys:
         return similar_keys[0]
     # The key may be in the wrong section, or have the name of its option.
@@ -202,7 +202,7 @@ def _find_similar_key(key: str, param_by_key: Mapping[str, click.Parameter]) -> 
     key_by_text |= {str(param.name): known for known, param in param_by_key.items()}
     for known in param_by_key:
         key_by_text.setdefault(known.rpartition(".")[2], known)
-    for text in (name_in_section, key, *difflib.get_close_matches(key, key_by_text, 1, 0.7)):
+    for text in (name_in_section, key, *difflib.get_close_matches(key, key_by_text, n=1, cutoff=0.7)):
         if text in key_by_text:
             return key_by_text[text]
     return None

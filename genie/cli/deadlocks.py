@@ -56,9 +56,7 @@ def _deadlock_lines(deadlock: DeadlockRow, now_ms: float, columns: int | None) -
     owner_by_step = dict(enumerate(deadlock.cycle))
     steps_total = max(deadlock.steps_total, len(deadlock.waits))
     for index, step in enumerate(deadlock.waits):
-        next_index = (
-            index + 1
-        ) % steps_total  # the holder of the last step is the waiter of the first step, the victim
+        next_index = (index + 1) % steps_total  # after the last step, the victim
         waiter = request_name(step.waiter, owner_by_step.get(index))
         holder = request_name(step.holder, owner_by_step.get(next_index))
         waited_for = step.resource if step.units is UNSET else f"{step.units}/{step.of}:{step.resource}"

@@ -157,8 +157,8 @@ def history(
             Path(svg).write_text(chart, encoding="utf-8")
     except (UnreadableHistory, OSError) as error:
         raise click.ClickException(str(error)) from None
-    where = f"{history_dir} has no history of the namespace {(namespace or NAMESPACE)!r}."
-    output.print(result, partial(_report, name, where), document=to_builtins)
+    no_history = f"{history_dir} has no history of the namespace {(namespace or NAMESPACE)!r}."
+    output.print(result, partial(_report, name, no_history), document=to_builtins)
 
 
 def _report(resource: str | None, no_history: str, result: Result, now_ms: float, columns: int | None) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _cells(resource: str | None, entry: Entry, now_ms: float) -> list[str]:
     at_least = "≥ " if entry.record_ends_at is not None else ""
     asked = f"before {format_time(entry.begins_at)}" if entry.asked_at is None else format_time(entry.asked_at)
     waited = held = waited_for = ""
-    if entry.asked_at is not None and entry.granted_at != entry.asked_at:
+    if entry.asked_at is not None and entry.granted_at != entry.asked_at:  # it was not granted at once
         if entry.granted_at is None:
             waited = at_least + duration(ended_at - entry.asked_at)
         else:

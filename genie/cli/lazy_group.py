@@ -60,7 +60,7 @@ class HelpfulGroup(click.Group):
         if args[0] not in names and not ctx.resilient_parsing:
             import difflib  # noqa: PLC0415 - only for this error
 
-            similar = difflib.get_close_matches(args[0], names, 1)
+            similar = difflib.get_close_matches(args[0], names, n=1)
             if similar:
                 ctx.fail(f"there is no command {args[0]!r}: did you mean {similar[0]!r}?")
         return super().resolve_command(ctx, args)

@@ -96,7 +96,7 @@ def _release_and_print(server: QueriedServer, targets: ReleaseList, output: Outp
 
 
 def _confirm(count: int) -> None:
-    """Ask for the confirmation of the release of `count` requests. Raises click.ClickException if the answer is no, or if the input ends."""
+    """Ask whether to release `count` requests. Raises click.ClickException if the answer is no, or if the input ends."""
     requests = "this request" if count == 1 else f"these {count:,} requests"
     try:
         is_confirmed = click.confirm(f"Release {requests}?")

@@ -136,9 +136,8 @@ class Lock(LockInfo):
             RuntimeError: if the lock was detached.
 
         """
-        extend = Extend(
-            self.id, to_seconds(seconds, "seconds"), self._request
-        )  # checks `seconds` before the lock's state
+        # Made first, because it checks `seconds`.
+        extend = Extend(self.id, to_seconds(seconds, "seconds"), self._request)
         self._check_managed()
         if self._request.state is RequestState.HELD:  # otherwise `_check_extended` raises LockLost
             await self._connection.call(extend)

@@ -106,9 +106,8 @@ class AsyncConnection:
         """The protocol state machine."""
         token = check_token(options.token)
         if not callable(token):  # a function is called only when the client connects
-            self.session.handshake.use_token(
-                resolve_token(token)
-            )  # raises an error if the token or its file is invalid
+            # Raises an error if the token or its file is invalid.
+            self.session.handshake.use_token(resolve_token(token))
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None

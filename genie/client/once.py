@@ -101,7 +101,7 @@ def _run_function(job: Callable[[], Any], name: str, hold: float | timedelta, op
 async def _run_coroutine(
     job: Callable[[], Coroutine[Any, Any, Any]], name: str, hold: float | timedelta, options: dict[str, Any]
 ) -> Any:
-    """Do the same as `_run_function` for a coroutine function."""
+    """Run a coroutine function under its lock, and return its result, or None if it was skipped."""
     async with aio.connect(**options) as client, AsyncExitStack() as stack:
         try:
             lock = await stack.enter_async_context(

@@ -459,7 +459,7 @@ class Requests:
         elif request.state is HELD:
             request.transaction_timeout = call.transaction_timeout
             self.live.start_hold(request, call.sent_at)
-            if request.last_extension in self._calls.pending:
+            if request.last_extension in self._calls.pending:  # unanswered extensions may shorten the lock
                 for later in self._calls.pending.values():
                     if isinstance(later, Extend) and later.request is request:
                         self.live.limit_hold(request, later)

@@ -61,6 +61,7 @@ class ClientSession:
         note: str | None = None,
         explain_unavailable: Callable[[], str] = lambda: "there is no connection",
     ) -> None:
+        # An earlier client with the same secret must not have used the same `ref`.
         ref_prefix = "" if secret is None else secrets.token_urlsafe(6) + "-"
         secret = secrets.token_urlsafe() if secret is None else secret
         self.handshake = Handshake(secret, session_timeout, namespace, note)
@@ -132,7 +133,7 @@ class ClientSession:
         return self.calls.take_outcomes()
 
     def _fail_callers(self, now: float) -> None:
-        """Do the same as `fail_callers`, and leave the outcomes in `calls`."""
+        """Fail all waiting calls with the error of `fail_callers`, if there is one. Leaves the outcomes in `calls`."""
         error = self.handshake.rejection
         if error is None:
             return

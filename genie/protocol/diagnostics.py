@@ -408,7 +408,7 @@ def payload_error(command: str, payload: dict[str, Any]) -> str | None:
 
 def _unknown_field_error(name: str, known: Iterable[str]) -> str:
     """Return the error for an unknown field, with the most similar known field, or a list of all known fields."""
-    matches = get_close_matches(name[:64], list(known), 1)
+    matches = get_close_matches(name[:64], list(known), n=1)
     hint = f"did you mean {matches[0]!r}?" if matches else f"known fields: {', '.join(known)}"
     return f"unknown field {name[:64]!r}; {hint}"
 

@@ -285,7 +285,8 @@ def read(line: bytes) -> Message | None:
     except msgspec.ValidationError:
         message = codec.loads(line)
         command = message.get("command") if isinstance(message, dict) else None
-        if not isinstance(command, str) or command in {kind.__struct_config__.tag for kind in Message.__args__}:
+        known_commands = {kind.__struct_config__.tag for kind in Message.__args__}
+        if not isinstance(command, str) or command in known_commands:
             raise
         return None
     except RecursionError as error:

@@ -61,9 +61,8 @@ def parse_resource(resource: str) -> tuple[QueueMode, str, UnitCount | None]:
         return S, check_name(resource[_SHARED_LENGTH:], "the name of a resource"), None
     found = _UNITS.match(resource)
     if found is not None:
-        return U, *_check_units(
-            check_name(resource[found.end() :], "the name of a resource"), *map(int, found.groups())
-        )
+        name = check_name(resource[found.end() :], "the name of a resource")
+        return U, *_check_units(name, units=int(found[1]), limit=int(found[2]))
     mode = resource.partition(":")[0][:40]
     raise ValueError(f"a resource must begin with 'shared:', 'exclusive:' or units such as '2/10:', not {mode!r}")
 
