@@ -114,8 +114,8 @@ class LockManager:
     The same commands at the same times give the same events. `unix_offset_ms` converts the times of
     commands to Unix time, for display.
 
-    The decisions of another process, such as the leader, are applied with `load`, `adopt`, `discard` and `add_outcome`, which
-    grant nothing.
+    The decisions of another process, such as the leader, are applied with `load_in_parts`, `adopt`, `discard_in_parts` and
+    `add_outcome`, which grant nothing.
     """
 
     def __init__(self, next_id: int = 1, next_fence: int = 1, *, unix_offset_ms: float = 0.0) -> None:
@@ -284,7 +284,8 @@ class LockManager:
     def load_in_parts(self, requests: Iterable[Request], replaced: Iterable[int] = ()) -> Iterator[None]:
         """Discard the requests with the ids `replaced`, and adopt `requests`, in parts: yield after each part.
 
-        This opens all new subtrees together. `adopt` alone would read the whole table for each of them.
+        The table must not change meanwhile. This opens all new subtrees together: `adopt` alone would read the whole table for
+        each of them.
         """
         parts: list[list[Request]] = []
         subtrees = set[str]()
@@ -293,8 +294,7 @@ class LockManager:
             subtrees.update(*[each.details.subtrees for each in part if each.details is not None])
             yield
         self.table.kept_open = subtrees
-        for id_ in replaced:
-            self.discard(id_)
+        yield from self.discard_in_parts(replaced)
         self.table.kept_open = ()
         if subtrees:  # held locks first: counting them is faster when the subtrees are opened than one by one
             yield from self._adopt_in_parts(parts, _is_held_without_subtree)
@@ -322,13 +322,23 @@ class LockManager:
         if request.deadline < NEVER:
             self.deadlines.add(request.deadline, request.id)
 
-    def discard(self, id: int) -> None:
-        """Remove the request with this id, if it is held or waiting, without granting any other request."""
-        request = self.table.find(id)
-        if request is None:
-            return
+    def discard_in_parts(self, ids: Iterable[int]) -> Iterator[None]:
+        """Remove the held and waiting requests with these ids, without granting any other request. Yield after each part.
+
+        Afterwards, no subtree is left in `closing`.
+        """
+        table = self.table
+        for part in in_parts(filter(None, map(table.find, ids))):
+            for request in part:
+                self._discard(request)
+            yield
+            while table.closing:
+                close_slice(table, next(iter(table.closing)), keep_moved=True)
+                yield
+
+    def _discard(self, request: Request) -> None:
         if request.deadline < NEVER:
-            self.deadlines.discard(request.deadline, id)
+            self.deadlines.discard(request.deadline, request.id)
         if request.state is HELD:
             self.table.remove_held(request)
         else:

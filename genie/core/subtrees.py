@@ -230,7 +230,7 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
     which more waiters are left for `close_slice`. The positions of these waiters in the queue of a subtree become void.
 
     `keep_moved` is for a state that is being loaded, which may lack requests that name the subtree: positions in its queue
-    stay valid, and no waiters are left.
+    stay valid.
     """
     details = request.details
     if details is None or not (details.units or details.subtrees):
@@ -257,8 +257,6 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
             _close_slice(table, subtree, affected, keep_moved=keep_moved)
         else:  # `Continue` closes it
             affected[subtree] = None
-        while keep_moved and subtree in table.closing:
-            _close_slice(table, subtree, {}, keep_moved=True)
     return [(name, X, None) for name in affected]
 
 
@@ -290,14 +288,15 @@ def _remove_intention(table: LockTable, waiter: Request, subtree: str, affected:
     affected[next(iter(waiter.queues()))] = None
 
 
-def close_slice(table: LockTable, subtree: str) -> AffectedQueues:
+def close_slice(table: LockTable, subtree: str, *, keep_moved: bool = False) -> AffectedQueues:
     """Remove the intentions of some waiters of a subtree that is in `closing`, and the subtree after the last one.
 
-    Return the queues in which these waiters may be grantable now, and the subtree itself if there are more waiters.
+    Return the queues in which these waiters may be grantable now, and the subtree itself if there are more waiters. For
+    `keep_moved` see `close_specials`.
     """
     table.close_room = MAX_CLOSED_WAITERS
     affected: dict[str, None] = {}
-    _close_slice(table, subtree, affected)
+    _close_slice(table, subtree, affected, keep_moved=keep_moved)
     return [(name, X, None) for name in affected]
 
 

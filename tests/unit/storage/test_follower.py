@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
@@ -13,6 +14,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from genie.core import LockManager, Request, State
+from genie.core.lock_table import LockTable
 from genie.core.model import details_of
 from genie.roles import FollowerRole, Following, StoreOutage, StoreUnavailable
 from genie.storage.redis import replica as replica_module
@@ -517,6 +519,45 @@ def test_a_replica_opens_subtrees_in_parts(count: int, monkeypatch: pytest.Monke
     assert count > 16 or max(after - before for before, after in pairwise(parts)) == 1
     assert len(replica.state_machine().manager.table.subtrees) == count
     check(machine.manager)
+
+
+def parts_of_deletion(leader: LockManager, ids: Iterable[int], *, adopted: Iterable[Request]) -> Iterator[LockTable]:
+    """Apply to the replica of a state the deletion of `ids`, and yield its lock table before it and after each part."""
+    machine, count = StateMachine(), len([*ids])
+    machine.apply(Batch({each.id: deepcopy(each) for each in adopted}, leader.next_id, leader.next_fence, 0.0))
+    yield machine.manager.table
+    batch = Batch(dict.fromkeys(ids), leader.next_id, leader.next_fence, 0.0)
+    encoded = encode_batch(batch, encode_changes(batch.changes))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(replica_module, "MAX_PENDING_IDS", count - 1)
+        replica = LazyReplica(machine)
+        for _ in replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False)):
+            yield machine.manager.table
+    assert not machine.manager.table.specials
+
+
+def test_a_replica_removes_requests_of_many_names_in_parts() -> None:
+    """The record of a deletion is short, so 2,000 requests with 1,024 names each may be deleted together."""
+    leader = LockManager()
+    for number in range(20):
+        leader.step(Request((), tuple(f"{number}/{name}" for name in range(1_000)), transaction_timeout_ms=1e9), 0)
+    held = leader.table.held
+    locks = [table.locks for table in parts_of_deletion(leader, held, adopted=held.values())]
+    assert (locks[0], locks[-1]) == (20_000, 0)
+    assert max(before - after for before, after in pairwise(locks)) == 2_000
+
+
+def test_a_replica_closes_a_subtree_with_many_waiting_requests_in_parts() -> None:
+    leader = LockManager()
+    subtree = Request((), ("**",), transaction_timeout_ms=1e9)
+    subtree.details = details_of((), subtree.exclusive)
+    leader.step(subtree, 0)
+    for number in range(10_000):
+        leader.step(Request((), (f"{number}",), queue_timeout_ms=1e9), 0)
+    requests = [subtree, *leader.table.waiting.values()]
+    entries = [table.queue_entries for table in parts_of_deletion(leader, [subtree.id], adopted=requests)]
+    assert (entries[0], entries[-1]) == (20_000, 10_000)
+    assert max(before - after for before, after in pairwise(entries)) < 2_000
 
 
 def test_a_replica_whose_records_are_being_applied_is_complete_when_it_is_needed() -> None:
