@@ -134,7 +134,8 @@ def explore(
     done_count = 0
     for failed_seed, run_count in _run_chunks(main, check, plan, chunks, processes):
         done_count += run_count
-        if progress is not None and (failed_seed is not None or done_count % 100 < CHUNK):
+        completes_hundred = done_count % 100 < CHUNK
+        if progress is not None and (failed_seed is not None or completes_hundred):
             print(f"{done_count} of {seeds} seeds", file=progress, flush=True)
         if failed_seed is not None:
             violation = _shrink(main, check, failed_seed, plan(failed_seed))

@@ -48,11 +48,11 @@ class _Requests:
     def explain(self, entry: Entry) -> Line | None:
         """Return a line for a message about a lock, or None if the message has no new information."""
         command, payload = entry.data.get("command"), entry.data.get("payload", {})
-        id_, ref = payload.get("id"), (entry.connection, payload.get("ref"))
+        id_, request_key = payload.get("id"), (entry.connection, payload.get("ref"))
         if entry.kind == CLIENT_SENT and command == "request":
-            self._locks_by_ref[ref] = ", ".join(payload.get("resources", ["a free resource"]))
+            self._locks_by_ref[request_key] = ", ".join(payload.get("resources", ["a free resource"]))
         elif entry.kind == CLIENT_RECEIVED and command in ("queued", "locked"):
-            locks = self._locks_by_ref.get(ref, "")
+            locks = self._locks_by_ref.get(request_key, "")
             self._by_id.setdefault(id_, (entry.node, locks))
             if command == "locked" and id_ not in self._held:
                 self._held.add(id_)

@@ -57,9 +57,7 @@ class Process:
 
 
 class World:
-    """One run of a service in a simulated world. `run` returns the result of the service.
-
-    `entries` is then its timeline.
+    """One run of a service in a simulated world. `run` returns the result of the service. Its timeline is then in `entries`.
 
     `faults` is the plan of faults. The servers add what they observe to `lock_orders`, by namespace.
     """
@@ -132,10 +130,9 @@ class World:
     async def _run(self, main: Coroutine[Any, Any, T]) -> T:
         """Start Redis and the servers, then run `main` with the faults of the plan."""
         await self._start_servers()
-        started_at = self.loop.time()
         self.history.restart()  # the timeline begins with the service
         for fault in self.faults:
-            self.loop.call_at(started_at + fault.at_s, self._inject, fault, context=Context())
+            self._call_later(fault.at_s, self._inject, fault)
         node = self.loop.create_node("main")
         self.processes.append(Process("main", node, self.loop.create_future()))
         async with asyncio.timeout(MAX_VIRTUAL_S):
@@ -178,7 +175,7 @@ class World:
                 try:
                     await asyncio.wait((task, process.crashed), return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:
-                    task.cancel()
+                    task.cancel()  # if the process crashes now, the task never ends
                     await asyncio.wait((task, process.crashed), return_when=asyncio.FIRST_COMPLETED)
                     raise
                 if task.done():
@@ -267,7 +264,11 @@ class World:
             self._record(fault, node.name, f"for {fault.duration_s} s")
             for server in SERVERS:
                 self.network.partition(node.host, server)
-                self.loop.call_later(fault.duration_s, self.network.end_partition, node.host, server, context=Context())
+                self._call_later(fault.duration_s, self.network.end_partition, node.host, server)
+
+    def _call_later(self, delay_s: float, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function after a virtual time. The call belongs to no node, so no crash of a node drops it."""
+        self.loop.call_later(delay_s, function, *arguments, context=Context())
 
     def _find_leader(self) -> Host | None:
         """Return the host of the server that leads according to Redis, or None if no server does, or it has crashed."""
@@ -285,11 +286,9 @@ class World:
 
         def end_after_takeover() -> None:
             if self._find_leader() in (None, leader):
-                self.loop.call_later(TAKEOVER_CHECK_INTERVAL_S, end_after_takeover, context=Context())
+                self._call_later(TAKEOVER_CHECK_INTERVAL_S, end_after_takeover)
             else:
-                self.loop.call_later(
-                    fault.duration_s, self.network.end_partition, leader.name, REDIS, context=Context()
-                )
+                self._call_later(fault.duration_s, self.network.end_partition, leader.name, REDIS)
 
         end_after_takeover()
 
@@ -313,14 +312,14 @@ class World:
         self._record(fault, column, details, ",".join(dict.fromkeys(parties)))
         late = LateMessages(hosts, fault.delay_s, self._late_random)
         self.network.delay_messages(late)
-        self.loop.call_later(fault.duration_s, self.network.end_delay, late, context=Context())
+        self._call_later(fault.duration_s, self.network.end_delay, late)
 
     def _pause(self, node: Node, fault: Fault, column: str | None = None) -> None:
         """Stop a node for the duration of a fault, unless it is stopped or dead. `column` is by default its name."""
         if not node.dead and not node.stopped:
             self._record(fault, column or node.name, f"for {fault.duration_s} s")
             self.loop.stop_node(node)
-            self.loop.call_later(fault.duration_s, self.loop.continue_node, node, context=Context())
+            self._call_later(fault.duration_s, self.loop.continue_node, node)
 
     def _record(self, fault: Fault, column: str, details: str, target: str | None = None) -> None:
         """Record a fault in a column of the timeline, and in `injected` with the name of its target.

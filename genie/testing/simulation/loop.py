@@ -283,7 +283,9 @@ MAX_CLOSE_ATTEMPTS = 10
 
 def _close(coroutine: Any) -> None:
     """Close the coroutine of a task, which is None if the task has none."""
-    for _ in range(MAX_CLOSE_ATTEMPTS if coroutine is not None else 0):
+    if coroutine is None:
+        return
+    for _ in range(MAX_CLOSE_ATTEMPTS):
         with suppress(BaseException):  # the coroutine awaits in a `finally` block: close it again
             coroutine.close()
             return
