@@ -4,6 +4,8 @@ A handshake takes about a millisecond of processor time. Thousands of clients ma
 same moment, without authentication. OpenSSL accepts 100 KiB of certificates from a client, and decodes them all, which takes up
 to 60 ms, before it verifies that a CA has signed them. So the bytes of a handshake are limited. After the handshake, 32 KiB of key updates take 10 ms, and 32 KiB of short records 2 ms. So
 each iteration of the event loop has a limited time for them.
+
+A server also counts the encrypted output that a client does not read.
 """
 
 from __future__ import annotations
@@ -121,6 +123,71 @@ class Turn(asyncio.Protocol):
         if self.is_paused and self._transport is not None:
             self.is_paused = False
             self._transport.resume_reading()
+
+    def track_output(self, protocol: asyncio.BaseProtocol, high_bytes: int) -> EncryptedOutput:
+        """Pause the writing of `protocol` while the client leaves more than `high_bytes` of encrypted output unread.
+
+        `protocol` is the protocol of the TLS connection. Called after the handshake.
+        """
+        transport = self._transport
+        assert transport is not None  # noqa: S101 - set before the handshake
+        output = EncryptedOutput(transport, cast("asyncio.BufferedProtocol", transport.get_protocol()), protocol)
+        transport.set_write_buffer_limits(high=high_bytes)
+        transport.set_protocol(output)
+        return output
+
+
+class EncryptedOutput(asyncio.BufferedProtocol):
+    """The output of a TLS connection that is encrypted, and that the client has not read.
+
+    The TLS protocol of the event loop does not count it: as soon as a little of it is read, it passes all further output on
+    to the transport below TLS, and resumes the writing. So this protocol, between the two, pauses and resumes it, too.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, tls: asyncio.BufferedProtocol, protocol: asyncio.BaseProtocol
+    ) -> None:
+        self._transport = transport
+        """The transport below TLS."""
+        self._tls = tls
+        """The TLS protocol of the event loop."""
+        self._protocol = protocol
+        self.is_paused = False
+        """True if the client has left much output unread. The TLS protocol must not resume the writing meanwhile."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Encrypted bytes that the client has not read."""
+        return self._transport.get_write_buffer_size()
+
+    def pause_writing(self) -> None:
+        """Make the TLS protocol keep further output, and pause the writing."""
+        self.is_paused = True
+        self._tls.pause_writing()
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Let the TLS protocol pass its output on. If that is not too much again, resume the writing."""
+        self.is_paused = False
+        self._tls.resume_writing()
+        if not self.is_paused:
+            self._protocol.resume_writing()
+
+    def get_buffer(self, sizehint: int) -> Any:
+        """Return the buffer of the TLS protocol."""
+        return self._tls.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass the event on to the TLS protocol."""
+        self._tls.buffer_updated(nbytes)
+
+    def eof_received(self) -> bool | None:
+        """Pass the event on to the TLS protocol."""
+        return self._tls.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass the event on to the TLS protocol."""
+        self._tls.connection_lost(exc)
 
 
 class TurnsObject(ssl.SSLObject):

@@ -33,6 +33,7 @@ from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionSta
 from genie.server.rejections import unavailable
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.tls import certificate_name
+from genie.tls_accept import EncryptedOutput, TurnsObject
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -74,6 +75,7 @@ class Connection(Peer, asyncio.Protocol):
         "_admission",
         "_authenticator",
         "_discarded_bytes",
+        "_encrypted_output",
         "_eof",
         "_find_handler",
         "_handshake",
@@ -112,6 +114,8 @@ class Connection(Peer, asyncio.Protocol):
         self.certificate: str | None = None
         """The name in the client's verified certificate. None without a certificate, or if a token authenticated the client."""
         self._transport: asyncio.Transport | None = None
+        self._encrypted_output: EncryptedOutput | None = None
+        """The output below TLS that the client has not read. None without TLS."""
         self._lines = LineReader(limits.max_line)
         """Splits the input into lines, and keeps the incomplete last line."""
         self._postponed_input = bytearray()
@@ -135,6 +139,9 @@ class Connection(Peer, asyncio.Protocol):
         """Admit the connection and start its authentication, or reject it if it exceeds the limits."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        tls = transport.get_extra_info("ssl_object")
+        if isinstance(tls, TurnsObject) and tls.turn is not None:
+            self._encrypted_output = tls.turn.track_output(self, high_bytes=WRITE_BUFFER_BYTES)
         self.certificate = certificate_name(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
         over_limit = self._admission.admit(self, peer[0] if peer else "")
@@ -243,6 +250,7 @@ class Connection(Peer, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the cause does not matter
         """Tell the handler that the connection is lost, so that it releases the locks bound to the connection."""
         self.closed = True
+        self._encrypted_output = None  # breaks a reference cycle
         self._admission.leave(self)
         if self._handshake is not None:
             self._handshake.stop_timer()
@@ -253,13 +261,21 @@ class Connection(Peer, asyncio.Protocol):
             self.session.dispose()  # the handler does not know the connection
 
     def pause_writing(self) -> None:
-        """Stop reading commands (back pressure), because the client does not read its messages."""
+        """Stop reading commands (back pressure), because the client does not read its messages.
+
+        With TLS, the output has two buffers, and each of them may call this method.
+        """
+        if self.write_blocked:
+            return
         self.write_blocked = True
         self._update_reading()
         self._admission.unread_output.add(self, self.unread_bytes)
 
     def resume_writing(self) -> None:
         """Resume reading and executing commands, because the client has read enough messages."""
+        is_paused_below_tls = self._encrypted_output is not None and self._encrypted_output.is_paused
+        if is_paused_below_tls or not self.write_blocked:
+            return
         self.write_blocked = False
         self._admission.unread_output.discard(self)
         self._update_reading()
@@ -287,7 +303,7 @@ class Connection(Peer, asyncio.Protocol):
         if not self.write_blocked:
             transport.write(data)
         # `data` does not count: one large batch is allowed to exceed the limit.
-        elif transport.get_write_buffer_size() > self._limits.max_unread:
+        elif self.unread_bytes > self._limits.max_unread:
             self._disconnect_slow_consumer(transport)
         else:
             transport.write(data)
@@ -307,8 +323,7 @@ class Connection(Peer, asyncio.Protocol):
         self.finish()
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
-        unsent_bytes = transport.get_write_buffer_size()
-        log_limited("warning", "slow consumer disconnected", peer=peer, unsent_bytes=unsent_bytes, reason=reason)
+        log_limited("warning", "slow consumer disconnected", peer=peer, unsent_bytes=self.unread_bytes, reason=reason)
         asyncio.get_running_loop().call_later(SLOW_CONSUMER_GRACE_S, transport.abort)
 
     def abort_slow_consumer(self, reason: str) -> None:
@@ -322,8 +337,11 @@ class Connection(Peer, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes in the transport's write buffer, which the client has not read."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        """Bytes in the write buffers of the connection, which the client has not read."""
+        if self._transport is None:
+            return 0
+        encrypted_bytes = 0 if self._encrypted_output is None else self._encrypted_output.unread_bytes
+        return self._transport.get_write_buffer_size() + encrypted_bytes
 
     # -- flow control -------------------------------------------------------------------------------------
 

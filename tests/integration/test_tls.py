@@ -297,6 +297,46 @@ def test_long_input_takes_turns(
     run(work())
 
 
+def test_encrypted_output_that_a_client_does_not_read_is_counted(
+    run: Callable[[Any], Any], certificates: Certificates
+) -> None:
+    """As soon as a client has read a little, the TLS protocol of the event loop passes on all that waits, and counts nothing."""
+    line, count = b"x" * 100_000 + b"\n", 80
+
+    def connect(address: tuple[str, int]) -> ssl.SSLSocket:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(WAIT_S)
+        sock.connect(address)
+        return certificates.context().wrap_socket(sock, server_hostname="localhost")
+
+    async def work() -> None:
+        async with serving(certificates) as (server, address):
+            client = await asyncio.to_thread(connect, address)
+            await until(lambda: list(server.connections))
+            (connection,) = server.connections
+            below_tls = connection._transport.get_extra_info("ssl_object").turn._transport
+            for _ in range(count):
+                connection._write(line)
+            read_bytes = most_passed_on = 0
+            while read_bytes < len(line) * count:
+                encrypted_bytes = below_tls.get_write_buffer_size()
+                most_passed_on = max(most_passed_on, encrypted_bytes)
+                if encrypted_bytes > 4 << 10:
+                    assert connection.write_blocked, f"{encrypted_bytes} bytes below TLS"
+                    assert connection.unread_bytes >= encrypted_bytes
+                    assert server.unread_output.bytes > 0
+                read_bytes += len(await asyncio.to_thread(client.recv, 16 << 10))
+            assert most_passed_on > len(line), "the client has read a little, and more was passed on"
+            await until(lambda: not connection.write_blocked)
+            assert server.unread_output.bytes == 0
+            client.sendall(PING)
+            assert b"pong" in await asyncio.to_thread(client.recv, 1024)
+            client.close()
+
+    run(work())
+
+
 def test_handshakes_count_for_the_limits(run: Callable[[Any], Any], certificates: Certificates) -> None:
     async def work() -> None:
         async with serving(certificates, max_connections_per_address=2) as (server, address):
