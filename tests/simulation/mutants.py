@@ -190,8 +190,8 @@ MUTANTS = [
     Mutant(
         "a follower does not apply the log",
         "storage/redis/follower.py",
-        " if isinstance(entry, BatchCommitted) else ():",
-        " if False else ():",
+        "if isinstance(entry, BatchCommitted):",
+        "if False:",
     ),
     # -- several Redises
     Mutant(

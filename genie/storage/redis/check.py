@@ -163,7 +163,7 @@ class _Check:
         self._report_meta(meta)
         records = await self._read_state(meta)
         latest = await self._read_meta()
-        if latest.epoch.state != meta.epoch.state:
+        if latest.epoch.state != meta.epoch.state:  # a snapshot was restored meanwhile
             raise _Changed
         log = _LogCheck(meta, self._add_finding)
         await self._read_log(log, latest)
@@ -248,6 +248,7 @@ class _Check:
                 (decode_position(id_), dict(zip(fields[::2], fields[1::2], strict=True))) for id_, fields in entries
             ]
             first_position, first_values = decoded[0]
+            # If the leader has trimmed unread entries, check again from the start. Otherwise `add` reports what is missing.
             is_trimmed = not log.continues(first_position, first_values) and await self._log_begins_at(first_position)
             if is_trimmed and (read_up_to is not None or await self._has_moved_checkpoint(log.meta)):
                 raise _Changed

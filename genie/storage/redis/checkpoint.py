@@ -131,7 +131,7 @@ class Checkpointer:
                 self._highest_id = max(self._highest_id, max(changes, default=0))
                 is_written = await self._write_parts(changes.values(), self._last_checkpoint, new)
         finally:
-            if not is_written:
+            if not is_written:  # the next attempt writes them, together with the changes since then
                 self._changes = changes | self._changes
         if is_written:
             self._last_checkpoint = new.position

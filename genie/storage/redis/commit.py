@@ -642,7 +642,7 @@ class CommitWriter:
         self._timeout_timer = self._loop.call_later(COMMIT_TIMEOUT_S / 4, self._check_timeout)
         batch = self.batch
         if self.connection is None or batch.state is not PENDING or self._recovery is not None:
-            return
+            return  # a recovery has timeouts of its own
         now, progress = self._loop.time(), (batch.attempts, self.connection.unsent_bytes)
         if progress != batch.progress:
             batch.progress, batch.progress_at = progress, now

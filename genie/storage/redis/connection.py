@@ -202,7 +202,7 @@ class RedisConnection(asyncio.Protocol):
         missing_count = self._reply_count - len(replies)
         has_excess = missing_count < 0 or (missing_count == 0 and self._reader.has_data())
         if self._on_reply is None or has_excess:
-            self._reject(f"{self.address} sent a reply to no command")
+            self._reject(f"{self.address} sent a reply to no command, so the connection was closed")
         elif missing_count == 0:
             self._received_bytes = 0
             self._replies = []

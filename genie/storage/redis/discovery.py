@@ -204,9 +204,8 @@ async def _query_all(
     try:
         while pending and deadline > loop.time():
             done, _ = await asyncio.wait(pending, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED)
-            for task in [
-                task for task in pending if task in done
-            ]:  # in the order of the nodes, because `done` is a set
+            done_in_order = [task for task in pending if task in done]  # in the order of the nodes: `done` is a set
+            for task in done_in_order:
                 error = task.exception()
                 if error is None:
                     replies.append(task.result())

@@ -98,7 +98,7 @@ class Candidacy:
         if run.id == self.redis_run.id:
             return
         self.redis_run = run
-        if meta is not None and run.id != meta.run_id:
+        if meta is not None and run.id != meta.run_id:  # Redis has restarted since the leader took over
             self.has_seen_leader = False
             self.restarted_at = None if primary_may_change else max(run.started_at, self.unreachable_at)
 
@@ -111,11 +111,9 @@ class Candidacy:
         self.empty_since = None
 
     def note_rollback(self, meta: Meta, now: float) -> None:
-        """Record that Redis lacks commits.
+        """Record that Redis lacks commits. The leader that made them can restore them within its lease.
 
-        For each new position of Redis, the wait for the end of the lease begins again.
-
-        Within a lease, the leader that made the commits can restore them.
+        So for each new position of Redis, the wait for the end of the lease begins again.
         """
         if self.rollback != (meta.epoch, meta.position):
             self.rollback = meta.epoch, meta.position
@@ -179,7 +177,8 @@ def decide(meta: Meta | None, candidacy: Candidacy, replica: LocalReplica, node:
         not_before = _prior_leader_gone_at(meta, candidacy, replica, node, now)
         return Decision(Action.ACQUIRE, not_before, rolled_back=True)
     read_position = replica.read_history.position
-    diverged = read_position > (0, 0) and not meta.history.contains(read_position)
+    has_read = read_position > (0, 0)
+    diverged = has_read and not meta.history.contains(read_position)
     if is_vacant(meta, candidacy, replica, node, now):
         return _on_vacant(meta, candidacy, replica, node, now, diverged=diverged)
     return _on_leader(meta, candidacy, replica, node, now, diverged=diverged)

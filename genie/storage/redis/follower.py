@@ -254,8 +254,9 @@ class Follower:
             return None
         self._outage_log.end(self._keyspace.primary.address, self._loop.time())
         for entry in entries:
-            for _ in self._replica.append(entry) if isinstance(entry, BatchCommitted) else ():
-                await asyncio.sleep(0)  # let the event loop do other work before the next part
+            if isinstance(entry, BatchCommitted):
+                for _ in self._replica.append(entry):
+                    await asyncio.sleep(0)  # let the event loop do other work before the next part
         if self._may_lag and len(entries) < MAX_READ_ENTRIES:
             self._may_lag = False
             self._report_role()
@@ -416,9 +417,8 @@ class Follower:
         """Apply log entries until the replica contains `position`. Return False if the log ends before `position`."""
         while not self._reader.history.contains(position):
             entries = await self._read_log(wait_ms=None)
-            if (
-                entries is not None and not entries
-            ):  # after None, the replica was loaded again and may contain `position`
+            was_reloaded = entries is None  # then the replica may contain `position`
+            if not was_reloaded and not entries:
                 return False
         return True
 

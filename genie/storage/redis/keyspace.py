@@ -202,10 +202,8 @@ class Keyspace:
     def _decode_meta(self, reply: tuple[list[bytes], bytes], *, asking: bool) -> Meta | None:
         """Decode the reply of `read.lua`: the fields and values of `meta`, and the id of the last log entry.
 
-        Record its epoch.
-
-        Returns None if `meta` does not exist. With `asking`, that raises RedisFailure instead, because the slot is
-        being migrated to the node that replied.
+        Records the number of the epoch in `highest_epoch`. Returns None if `meta` does not exist. With `asking`, a
+        missing `meta` raises RedisFailure instead, because the slot is being migrated to the node that replied.
         """
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
@@ -270,9 +268,7 @@ class Keyspace:
     async def register_candidate(self) -> bool:
         """Register this node as a candidate that waits while the namespace is empty.
 
-        Return False if it was registered before.
-
-        A repeated call returns True only if Redis has lost data since the last call.
+        Return False if it was registered before. So a repeated call returns True only if Redis has lost data since.
         """
         added_count = await self.primary.write("SADD", self.key("candidates"), self._candidate_id)
         return bool(added_count)
@@ -539,7 +535,7 @@ def _decode_meta_fields(meta: dict[str, bytes], last_id: bytes) -> Meta:
     """
     epoch = LeaderEpoch(int(meta["epoch"]), meta["nonce"].decode(), meta["state"].decode())
     checkpoint = Checkpoint.decode(meta["checkpoint"])
-    before = decode_ends(meta["history"])
+    before = decode_ends(meta["history"])  # the last positions of the earlier epochs
     position = decode_position(last_id)
     if not last_id:  # the state is that of the checkpoint
         position = checkpoint.position

@@ -113,9 +113,7 @@ class Primary:
         return connection
 
     async def call(self, *parts: object, wait_s: float = 0.0) -> Any:
-        """Run one command, and return its reply. Connects first if necessary.
-
-        The command may block for `wait_s` seconds.
+        """Run one command, which may block for `wait_s` seconds, and return its reply. Connects first if necessary.
 
         Raises RedisFailure if the command fails. Redis may have executed the command nevertheless. After any error the
         connection is closed, and the next call discovers the primary again.
@@ -268,7 +266,7 @@ class Primary:
         if replicas < self._min_replicas:
             raise RedisFailure(f"{connection.address} has {replicas} replicas, and must have {self._min_replicas}")
         await _read_server_info(connection)
-        if self._fsync and (0, 0) < connection.version < (7, 2):
+        if self._fsync and (0, 0) < connection.version < (7, 2):  # (0, 0) if the server does not report its version
             raise RedisFailure(
                 f"{connection.address} is Redis {connection.version[0]}.{connection.version[1]}; GENIE_REDIS_FSYNC needs 7.2"
             )
@@ -304,11 +302,7 @@ async def read_memory(primary: Primary) -> StoreMemory | None:
 async def _read_configuration(primary: Primary) -> dict[str, str]:
     """Return the settings of the primary that concern durability. Raises ErrorReply if the user may not read them."""
     settings: dict[str, str] = {}
-    for setting in (
-        "appendonly",
-        "maxmemory",
-        "maxmemory-policy",
-    ):  # Redis before version 7 takes one setting at a time
+    for setting in ("appendonly", "maxmemory", "maxmemory-policy"):  # Redis before version 7 takes one at a time
         reply = await primary.call("CONFIG", "GET", setting)
         settings |= {name.decode(): value.decode() for name, value in zip(reply[::2], reply[1::2], strict=True)}
     return settings

@@ -140,7 +140,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             note,
             context.traceparent,
             session_note,
-            "",
+            "",  # no message: only a retained reply has one
             None if change.details is None else _stored_details(change.details),
         )
     )
