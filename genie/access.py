@@ -232,9 +232,7 @@ def _parse_credentials(text: str, *, certificates_required: bool) -> Parts[list[
 
 
 def _parse_sections(text: str) -> Parts[dict[str, Any]]:
-    """Parse a TOML text with sections, `SECTIONS_PER_PART` in a part.
-
-    Raises TOMLDecodeError or RecursionError if it is invalid.
+    """Parse a TOML text with sections, `SECTIONS_PER_PART` in a part. Raises TOMLDecodeError or RecursionError.
 
     The text is cut before lines that look like the start of a section. Such a line may also be in a string or a list,
     or may continue an earlier section. Then a piece is not valid by itself, and the whole text is parsed at once.

@@ -137,7 +137,7 @@ class TracedRequest(Request):
     def start_wait(self, address: Address | None) -> None:
         """Start the wait in the trace of the caller. If it is sampled, add its trace context to the encoded request.
 
-        The trace context of a trace that is not sampled is not sent: no trace would show the blockers that the server looks for.
+        Without sampling no context is sent, because the server would search for blockers that no trace shows.
         """
         self._address = address
         self._since = time.monotonic()

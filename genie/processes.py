@@ -12,8 +12,8 @@ async def run_process(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command, and return its output. The process is killed if the caller is cancelled, or after `timeout_s`.
 
-    `errors` is `subprocess.PIPE` to return its errors, too; None: those of this process. Raises OSError if the command cannot be
-    started, and subprocess.TimeoutExpired.
+    If `errors` is `subprocess.PIPE`, its error output is returned, too. If it is None, the command writes its errors to
+    the error output of this process. Raises OSError if the command cannot be started, and subprocess.TimeoutExpired.
 
     A thread starts the process. The event loop would fork this process, which delays all clients for 20 ms for each GiB of its
     memory, and until the new process has begun.

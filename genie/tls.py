@@ -91,7 +91,7 @@ def certificate_expiry(file: str) -> float:
     except IndexError:
         raise ValueError(f"the certificate in {file} is truncated") from None
     text = der[at:end].decode("ascii")
-    if tag == _DER_UTC_TIME:
+    if tag == _DER_UTC_TIME:  # the year has two digits, from 1950 to 2049
         text = f"{'20' if text < '50' else '19'}{text}"
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
 

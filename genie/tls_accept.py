@@ -62,7 +62,9 @@ class Turn(asyncio.Protocol):
         self.received = b""
         """Bytes that were received before the handshake began, or after its end."""
         self._has_turn = False
+        """True while `_continue` executes the postponed step."""
         self._is_postponed = False
+        """True if a step waits for a later iteration of the event loop."""
         self.is_paused = False
         """True if nothing is read from the client, because its input waits for its turn."""
 

@@ -70,9 +70,7 @@ def check_parameters(request: web.Request) -> None:
 def read_limit(request: web.Request) -> int:
     """Return the value of `?limit=`, or the default of the path if the parameter is missing.
 
-    The path must be in `LIMITS`.
-
-    Raises ApiError 400 if the limit is invalid, or if the request has unknown parameters.
+    The path must be in `LIMITS`. Raises ApiError 400 if the limit is invalid, or if the request has unknown parameters.
     """
     check_parameters(request)
     limit = LIMITS[request.path]

@@ -160,6 +160,7 @@ class _Pool:
             idle = [connection for connection in of_address if not connection.is_busy]
             if len(idle) > len(most_idle):
                 most_idle = idle
+        # All idle connections have the same timeout, so the one with the earliest deadline has been idle for longest.
         return min(most_idle, key=lambda connection: connection.deadline, default=None)
 
 
@@ -283,9 +284,8 @@ class AdminConnections:
     def begin_request(self, connection: Admitted) -> bool:
         """Mark a connection as busy, because its request is complete.
 
-        Return False if too many connections are established.
-
-        In that case the connection stays pending, and must be closed after the response.
+        Return False if too many connections are established. Then the connection stays pending, and must be closed
+        after the response.
         """
         if connection in self._pending:
             if len(self._established) >= MAX_CONNECTIONS:

@@ -35,7 +35,7 @@ class WorkBudget:
         """Maximum number of work units that were spent without a pause."""
 
     async def spend(self, work: int) -> bool:
-        """Count work units, and yield to the event loop if the current slice is used up. Return whether that happened.
+        """Count work units of about 1 µs. If the current slice is used up, yield to the event loop and return True.
 
         The lock tables may change in the meantime.
         """

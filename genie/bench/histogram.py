@@ -63,7 +63,10 @@ def _bucket(duration_ns: int) -> int:
 
 
 def _upper_bound(bucket: int) -> int:
-    """Return the longest duration that falls into a bucket, in ns."""
+    """Return the longest duration that falls into a bucket, in ns.
+
+    A bucket ignores the lowest bits of a duration, one more for each further power of two.
+    """
     dropped_bits = bucket // BUCKETS_PER_POWER - 1
     if dropped_bits <= 0:
         return bucket

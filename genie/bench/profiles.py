@@ -228,6 +228,7 @@ class _Load:
         self._prefix = f"genie-bench/{secrets.token_hex(8)}/"
         self._indexes = range(phase.resources)
         self._weights = list(accumulate((index + 1) ** -phase.skew for index in self._indexes))
+        """Cumulative weights with which `_draw` chooses resources: the first more often, the higher the skew."""
         self._tasks: set[asyncio.Task[bool]] = set()
 
     async def run(self) -> PhaseResult:
@@ -236,8 +237,11 @@ class _Load:
         started = time.monotonic()
         try:
             async with asyncio.timeout(phase.seconds):
-                await (self._arrive() if phase.rate else asyncio.gather(*map(self._loop, self._clients)))
-        except TimeoutError:
+                if phase.rate:
+                    await self._arrive()
+                else:  # each client starts a transaction when its last one has ended
+                    await asyncio.gather(*map(self._loop, self._clients))
+        except TimeoutError:  # the phase is over
             pass
         finally:
             result.measured_s = time.monotonic() - started

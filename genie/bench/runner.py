@@ -200,7 +200,7 @@ class LoadRunner:
         try:
             if await self._connect(workload):
                 self._tick()
-                await self._generate_load(
+                await self._generate_load(  # None: nothing is measured yet
                     self._options.warm_up_s, on_tick=lambda _elapsed_s: self._on_progress(workload, None, 0)
                 )
             if self.protocols and not self.interrupt_count:

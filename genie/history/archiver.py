@@ -104,7 +104,7 @@ class LiveRequests:
             if line.live:  # the gap replaces a snapshot
                 self.unrecorded_count = line.live
         elif not isinstance(line, Opened) and (request := requests.get(line.id)) is not None:
-            requests[line.id] = changed(request, line)
+            requests[line.id] = changed(request, line)  # a grant, an extension or a move
 
     def carried(self) -> list[Carried]:
         """Return the requests that have not ended, as the lines with which the next file begins.
@@ -202,7 +202,7 @@ class _ArchiveWriter:
         """
         block_keys, times = self._keys_and_times(lines)
         number = len(self._blocks)
-        if number >> NUMBER_BITS:
+        if number >> NUMBER_BITS:  # more bits than the index has for the number of a block
             raise UnreadableHistory(f"{self._path}: too large to be archived: it has more than {number} blocks")
         compressor = zlib.compressobj(COMPRESSION_LEVEL, zlib.DEFLATED, GZIP)
         member = compressor.compress(text) + compressor.flush()

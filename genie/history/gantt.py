@@ -85,7 +85,8 @@ def _row(entry: Entry, y: float, x: Scale, until_ms: float) -> Iterator[str]:
     if entry.asked_at is not None and entry.granted_at != entry.asked_at:
         yield _bar("wait", x(entry.asked_at), x(entry.granted_at or end), y + 7, ROW_HEIGHT_PX - 14)
     if entry.granted_at is not None:
-        kind = "shared" if entry.mode == Mode.SHARED or not (entry.exclusive or entry.units) else "held"
+        is_shared = entry.mode == Mode.SHARED or not (entry.exclusive or entry.units)
+        kind = "shared" if is_shared else "held"
         yield _bar(kind, x(entry.granted_at), x(end), y + 3, ROW_HEIGHT_PX - 6)
     if entry.reason not in (None, Reason.SUCCESS) and end <= until_ms:
         yield f'<rect class="lost" x="{x(end) - 1:.1f}" y="{y + 1}" width="3" height="{ROW_HEIGHT_PX - 2}"/>'

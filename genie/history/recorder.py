@@ -88,6 +88,7 @@ class Recorder:
     """
 
     def __init__(self, writer: HistoryWriter, manager: LockManager, redaction: Redaction) -> None:
+        # A mark is a line with the time, the principal or the session's note of the commands in the lines after it.
         # More than 16 fields, because each command reads the state of the marks: a field of a field takes two look-ups.
         self._lines: list[bytes] = []
         """Lines that are not joined yet, in order."""
@@ -375,7 +376,7 @@ def _blocking_holders(manager: LockManager, request: Request) -> list[int]:
     found: list[int] = []
     for name, mode in request.modes():
         resource = manager.table.resources.get(name)
-        if resource is not None and (mode != S or resource.exclusive_count):
+        if resource is not None and (mode != S or resource.exclusive_count):  # shared locks do not block each other
             for holder in resource.holders.values():
                 if holder.owner != request.owner and holder.id not in found:
                     found.append(holder.id)

@@ -549,7 +549,7 @@ def _collect(lines: Iterable[Line]) -> dict[int, _Recorded]:
 def _record(line: Line, recorded: dict[int, _Recorded], *, was_live: bool) -> None:
     """Add the request of a line to `recorded`, or the grant or end of a request.
 
-    `was_live` is that of a new request.
+    `was_live` says whether a new request was live when the recorded period began.
     """
     if isinstance(line, Queued):
         if line.id not in recorded and line.names:

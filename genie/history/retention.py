@@ -36,11 +36,9 @@ class Retention:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Limit for the bytes of one snapshot, the requests that are carried into a file.
+        """Limit for the bytes of one snapshot, the requests that are carried into a file. A larger one is not recorded.
 
-        A larger snapshot is not recorded.
-
-        A file is complete when its events have as many bytes as its snapshot, so that both together fit into
+        A file is complete when its events have as many bytes as its snapshot. With this limit, both together fit into
         `raw_bytes`.
         """
         return self.max_bytes // 8

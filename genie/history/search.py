@@ -157,6 +157,7 @@ class _Search:
         self._limit = min(query.limit, MAX_REQUESTS)
         self._gaps = 0
         """Number of gaps in the window, so far."""
+        # In reverse order, so that the first file of a leadership (`term`) replaces its later files.
         self._first_stems = {each.term: each.stem for each in reversed(self._segments)}.values()
         """The stem of the first file of each leadership. Live requests that are missing there are in no other file."""
         self._resources = None if query.resource is None else _recorded_resources(directory, query.resource)
@@ -271,9 +272,7 @@ class _Search:
         return self._query.client in (None, line.principal)
 
     def _merge(self, entries: dict[int, Entry], segment: Segment, *, known_only: bool) -> bool:
-        """Add the requests of a file to `_found`, which has those of later files.
-
-        Return True if a request was there already.
+        """Add the requests of a file to `_found`, which has those of later files. Return True if one was there already.
 
         With `known_only`, requests that no later file contains are omitted.
         """

@@ -299,7 +299,8 @@ def list_segments(directory: Path) -> list[Segment]:
     found: dict[str, Segment] = {}
     first_stems: dict[str, str] = {}
     """The earliest stem of each leadership."""
-    for path, match in sorted(named_files(directory)) if directory.is_dir() else ():
+    files = sorted(named_files(directory)) if directory.is_dir() else []
+    for path, match in files:
         if match["suffix"] in (RAW, ARCHIVED):
             # While a file is archived, both exist. The raw file, which is sorted first, is complete until it is deleted.
             segment = found.setdefault(match["stem"], Segment(path, match["term"], int(match["number"])))

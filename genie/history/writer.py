@@ -299,7 +299,7 @@ class HistoryWriter:
     def _run(self) -> None:
         """Record until the recording ends. After an error of the disk, drop lines for a while and try again."""
         ends = False
-        while not self._record() and not ends:
+        while not self._record() and not ends:  # after the end of the recording, `_record` writes the gap
             ends = self._drop_for_a_while()
         self._closed.set()
         self._on_archived(self._archiver.join())
@@ -441,7 +441,7 @@ class HistoryWriter:
         file.begin_events(start)
 
     def _has_room(self, file: _RawFile, count: int, reserved: int = RESERVED_BYTES) -> bool:
-        """Return whether all raw files stay below their limit with `count` more bytes, of which `reserved` bytes stay free.
+        """Return whether `count` more bytes fit, so that `reserved` bytes of the limit for all raw files stay free.
 
         Counts the other files again if they seem to be too large, because the archiver may have deleted some.
         """
@@ -467,8 +467,7 @@ class HistoryWriter:
     def _create_next_file(self, previous_snapshot_bytes: int = 0) -> _RawFile:
         """Create the next file.
 
-        Until the size of its snapshot is known, it counts as `previous_snapshot_bytes`, the size of that of the
-        previous file.
+        Until the size of its snapshot is known, `previous_snapshot_bytes` is used, the size of the previous snapshot.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         now_ms, number = time.time() * 1000, self._number + 1

@@ -113,7 +113,7 @@ class Authenticator:
             )
 
     def begin(self, certificate: str | None, max_line: int) -> tuple[Handshake | None, Principal | None]:
-        """Start to authenticate a connection, whose verified certificate has the name `certificate`, if it has one.
+        """Start to authenticate a connection. `certificate` is the name in its verified certificate, or None.
 
         Return `(handshake, principal)`. The client's first line completes the handshake; None if no handshake is
         needed. The principal is that of the certificate, or None.
@@ -225,7 +225,7 @@ def authorize(  # noqa: PLR0911 - one for each kind of command
         return _authorize_request(principal, command.request, [name for name, _ in command.choices])
     if isinstance(command, Inspect):
         name = command.resource
-        prefix = name[:-2] if name is not None and is_subtree(name) else name
+        prefix = name[:-2] if name is not None and is_subtree(name) else name  # `a/` for the subtree `a/**`
         return _authorize_view(principal, "inspect: resource", prefix, command.ref)
     if isinstance(command, Watch):
         return _authorize_view(principal, "watch: prefix", command.prefix, command.ref)

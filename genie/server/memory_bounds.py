@@ -96,7 +96,7 @@ def memory_bounds(settings: Settings) -> list[Bound]:
     """Return the bounds of a server with these settings. Their sum bounds its memory."""
     limits = settings.limits
     connection = CONNECTION_BYTES + (0 if settings.tls.cert is None else TLS_BYTES)
-    bounds = [
+    bounds = [  # each with the setting that limits the number of objects, the number, and the bytes of each object
         Bound("program", None, 1, PROGRAM_BYTES),
         Bound("connections", "max_connections", limits.max_connections, connection),
         Bound("one read of each connection", "max_connections", limits.max_connections, 2 * RECEIVE_BUFFER_BYTES),

@@ -34,6 +34,7 @@ class SystemdNotifier:
     """
 
     def __init__(self, address: str, watchdog_s: float | None, read_status: Callable[[], str]) -> None:
+        # In the environment, `@` stands for the NUL byte with which the name of an abstract socket begins.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._sends_watchdog = watchdog_s is not None
         self._interval_s = STATUS_INTERVAL_S if watchdog_s is None else min(STATUS_INTERVAL_S, watchdog_s / 2)

@@ -100,6 +100,7 @@ class UnreadOutput:
         for connection in stalled[:MAX_CLOSED]:
             self._close(connection, f"the client has read nothing for {MAX_STALL_S:g} s")
         if self._last_read_at:
-            first_read_at = min(self._last_read_at.values())
-            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(first_read_at + MAX_STALL_S - now, 1.0)
+            longest_unread_since = min(self._last_read_at.values())
+            # At least a second, because each call reads the progress of all connections.
+            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(longest_unread_since + MAX_STALL_S - now, 1.0)
             self._timer = loop.call_later(delay_s, self._close_stalled)

@@ -139,7 +139,7 @@ class WatchEvents:
                 yield steps
                 steps = 0
         for prefixes, events in events_by_prefixes.items():
-            for joined in events if len(events) == 1 else _joined(events):
+            for joined in _joined(events):
                 for prefix in prefixes:
                     yield from self._send(prefix, joined, steps)
                     steps = 0
