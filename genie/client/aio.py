@@ -67,9 +67,9 @@ class Lock(LockInfo):
 
         False after `release` or `detach`, after the lock was lost, and as soon as its `transaction_timeout` has passed
         on this client's clock. The clock is read on each access, so `held` is also correct while the client is
-        disconnected, and after the program was suspended.
+        disconnected, and after the program was suspended. False in a forked process, in which the client cannot be used.
         """
-        return self._request.is_held(time.monotonic())
+        return self._request.is_held(time.monotonic()) and not self._connection.forked
 
     @property
     def lost(self) -> asyncio.Event:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import time
+import weakref
 from asyncio import _get_running_loop  # returns None if no event loop runs
 from collections.abc import Coroutine, Sequence
 from ssl import SSLContext
@@ -35,6 +37,10 @@ from genie.tls import describe_error
 
 MAX_UNSENT_COMMANDS: Final = 32
 """Maximum number of commands in one write. The server executes them while further tasks still encode their commands."""
+
+
+FORKED: Final = "the client was opened before this process was forked: open a new one in this process"
+"""The error of calls in a forked process."""
 
 
 class CallFuture(Protocol):
@@ -118,6 +124,8 @@ class AsyncConnection:
         """True before `open` and after `close`."""
         self._was_opened = False
         """True after the first `open`."""
+        self.forked = False
+        """True if this process was forked after the client was opened. The connection belongs to the parent process."""
         self._reconnect_task: asyncio.Task[None] | None = None
         self._flush_scheduled = False
         """True if `flush` will be called soon, so that `flush_soon` need not schedule it."""
@@ -127,6 +135,7 @@ class AsyncConnection:
         """The timer for the next deadline of the session, or None."""
         self._timer_at = math.inf
         """When `_timer` fires, in seconds of the monotonic clock. Infinite without a timer."""
+        _connections.add(self)
 
     @property
     def address(self) -> Address | None:
@@ -385,6 +394,8 @@ class AsyncConnection:
             RuntimeError: if the client is open.
 
         """
+        if self.forked:
+            raise RuntimeError(FORKED)
         if not self._closed:
             raise RuntimeError("the client is open already: call connect() for another client")
         self._loop = asyncio.get_running_loop()
@@ -616,8 +627,25 @@ class AsyncConnection:
         self.session.send(release, time.monotonic())
         return await self.wait_for_release(release)
 
+    def after_fork(self) -> None:
+        """Adapt this copy of the connection in a forked process: another session, or if the client is open, no connection.
+
+        The connection of an open client belongs to the parent process. If the copy of its socket stayed open, the server
+        would not see the end of the parent process, and keep the locks that are bound to its session. The file descriptor
+        stays in use, because the transport closes it later.
+        """
+        self.session.renew_identity()
+        handler, self._handler = self._handler, None
+        self.forked = self.forked or not self._closed or handler is not None
+        self._closed = True
+        sock = None if handler is None or handler.transport is None else handler.transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, sock.fileno(), inheritable=False)
+            os.close(null)
+
     def check_open(self) -> None:
-        """Raise RuntimeError if the client was never opened or is used from another event loop.
+        """Raise RuntimeError if the client was never opened, is used from another event loop or was opened before a fork.
 
         Raises ConnectionLost if the client was closed.
         """
@@ -628,6 +656,8 @@ class AsyncConnection:
                     "client in this one. For threads use genie.sync.connect()"
                 )
             return
+        if self.forked:
+            raise RuntimeError(FORKED)
         if not self._was_opened:
             raise RuntimeError("the client was not entered: use `async with genie.connect() as client`")
         raise ConnectionLost("the client was closed")
@@ -745,3 +775,19 @@ def _warn_of_held_locks(requests: list[Request], hint: str) -> None:
             names,
             hint,
         )
+
+
+# -- fork of the process --------------------------------------------------------------------------------
+
+_connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
+"""The connections of all clients, also of those for threads."""
+
+
+def _after_fork_in_child() -> None:
+    """Adapt the copies of all clients in a forked child."""
+    for connection in list(_connections):
+        connection.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

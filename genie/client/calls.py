@@ -27,15 +27,11 @@ class Calls:
     Args:
         handshake: the state of the connection.
         response_timeout: seconds that a caller waits for a server.
-        ref_prefix: the beginning of every `ref`. Each client has another prefix, because a later client with the same secret
-            must not use the `ref` of an earlier one.
         explain_unavailable: returns why there is no connection, for error messages.
 
     """
 
-    def __init__(
-        self, handshake: Handshake, response_timeout: float, ref_prefix: str, explain_unavailable: Callable[[], str]
-    ) -> None:
+    def __init__(self, handshake: Handshake, response_timeout: float, explain_unavailable: Callable[[], str]) -> None:
         self.response_timeout = response_timeout
         self.unsent_lines: list[bytes] = []
         """Encoded commands that the I/O layer has not written yet."""
@@ -55,13 +51,15 @@ class Calls:
         """When the caller of each call gives up, the earliest first. One timer serves all callers, because a timer for each
         release would take longer than encoding the release."""
         self._handshake = handshake
-        self._ref_prefix = ref_prefix
+        self.ref_prefix = ""
+        """The beginning of every `ref`. Each client with a given secret has another prefix, because a later client with the
+        same secret must not use the `ref` of an earlier one."""
         self._ref_numbers = count(1)
         self._explain_unavailable = explain_unavailable
 
     def new_ref(self) -> str:
         """Return a new `ref`: the text that identifies a command and its reply. Thread-safe."""
-        return f"{self._ref_prefix}{next(self._ref_numbers)}"
+        return f"{self.ref_prefix}{next(self._ref_numbers)}"
 
     def send(self, call: Call, now: float) -> None:
         """Send a call, now or on the next connection. The call gets a new `ref` if it has none."""

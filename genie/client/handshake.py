@@ -45,14 +45,13 @@ class Handshake:
     """The state of the current connection, and how servers have replied to `hello`.
 
     Args:
-        secret: the secret that identifies the session to the server.
         session_timeout: seconds for which the server keeps the session of a disconnected client.
         namespace: the namespace of all commands, which the server must confirm. None means the server's first namespace.
         note: the note of all requests without a note of their own, or None.
 
     """
 
-    def __init__(self, secret: str, session_timeout: float, namespace: str | None, note: str | None) -> None:
+    def __init__(self, session_timeout: float, namespace: str | None, note: str | None) -> None:
         self.phase = Phase.DOWN
         self.connection_number = 0
         """The number of the current connection. The first connection has number 1."""
@@ -79,19 +78,27 @@ class Handshake:
         self._is_taken_over = False
         """True if the server reported a takeover on the current connection."""
         self._namespace = namespace
+        self._secret = ""
+        """Identifies the session to the server. Set by `use_secret`."""
         self._make_hello = functools.partial(
-            commands.make_hello, secret, session_timeout, namespace=namespace, note=note
+            commands.make_hello, session_timeout=session_timeout, namespace=namespace, note=note
         )
-        self._hello = self._make_hello()
+        self._hello = b""
+        """The encoded `hello`."""
 
     @property
     def rejection(self) -> RequestRejected | None:
         """A copy of the error that ended the client, or with which all servers have rejected it for good, or None."""
         return None if self._rejection is None else errors.copy_rejection(self._rejection)
 
+    def use_secret(self, secret: str) -> None:
+        """Identify the session by this secret from the next `hello` on. Raises ValueError if the secret is invalid."""
+        self._secret = secret
+        self._hello = self._make_hello(secret)
+
     def use_token(self, token: str | None) -> None:
         """Send this token with the next `hello`, for authentication. Raises ValueError if it is empty or too long."""
-        self._hello = self._make_hello(token=token)
+        self._hello = self._make_hello(self._secret, token=token)
 
     def on_round_failed(self, rejections: Sequence[RequestRejected | None]) -> None:
         """Record a failed round of connection attempts.

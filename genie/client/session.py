@@ -62,13 +62,25 @@ class ClientSession:
         explain_unavailable: Callable[[], str] = lambda: "there is no connection",
     ) -> None:
         # An earlier client with the same secret must not have used the same `ref`.
-        ref_prefix = "" if secret is None else secrets.token_urlsafe(6) + "-"
-        secret = secrets.token_urlsafe() if secret is None else secret
-        self.handshake = Handshake(secret, session_timeout, namespace, note)
-        self.calls = Calls(self.handshake, response_timeout, ref_prefix, explain_unavailable)
+        self._secret = secret
+        self.handshake = Handshake(session_timeout, namespace, note)
+        self.calls = Calls(self.handshake, response_timeout, explain_unavailable)
+        self.renew_identity()
         self.requests = Requests(self.handshake, self.calls, session_timeout)
         self.watches = Watches(self.handshake, self.calls)
         self._line_reader = LineReader(MAX_LINE_FROM_SERVER)
+
+    def renew_identity(self) -> None:
+        """Use another random secret, or if the caller has given the secret, another prefix of each `ref`.
+
+        A process that was forked from this one has a copy of this object. With the same secret and `ref`, the server would
+        take its request for one of the other process, and answer with the lock of the other process.
+        """
+        if self._secret is None:
+            self.handshake.use_secret(secrets.token_urlsafe())
+        else:
+            self.handshake.use_secret(self._secret)
+            self.calls.ref_prefix = secrets.token_urlsafe(6) + "-"
 
     # -- calls to bytes -----------------------------------------------------------------------------------
 

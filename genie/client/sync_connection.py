@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum, auto
 from typing import Any, TypeVar
 
-from genie.client.aio_connection import AsyncConnection
+from genie.client.aio_connection import FORKED, AsyncConnection
 from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address, ClientOptions
 from genie.client.handover import Guard, Handover
@@ -352,7 +352,7 @@ class SyncConnection:
         if self._state is OPEN:
             return
         if self._state is _State.FORKED:
-            raise RuntimeError("the client was opened before this process was forked: open a new one in this process")
+            raise RuntimeError(FORKED)
         if self._state is _State.CLOSED:
             raise ConnectionLost("the client was closed")
         if self._state is _State.EXITED:

@@ -108,7 +108,7 @@ class RefIgnoringSession(ClientSession):
 def connected_session(kind: type[ClientSession] = ClientSession, *, keepalive: bool = False) -> ClientSession:
     """Return a session on its first connection, with or without a keepalive."""
     session = kind(SECRET)
-    session.calls._ref_prefix = ""
+    session.calls.ref_prefix = ""
     if not keepalive:
         session.calls.keepalive.start = lambda _: None  # type: ignore[method-assign]
     assert complete_handshake(session, resumed=False) == []

@@ -88,6 +88,16 @@ class TestHandshake:
     def test_a_second_client_with_the_same_secret_uses_other_refs(self):
         assert ClientSession(SECRET).calls.new_ref() != ClientSession(SECRET).calls.new_ref()
 
+    def test_a_renewed_session_has_another_secret_or_other_refs(self):
+        """Like a copy of the session in a forked process."""
+        session, with_secret = ClientSession(), ClientSession(SECRET)
+        hello, ref = session.on_connected(0.0) or session.data_to_send(), with_secret.calls.new_ref()
+        session.renew_identity()
+        with_secret.renew_identity()
+        assert (session.on_connected(0.0) or session.data_to_send()) != hello
+        assert with_secret.calls.new_ref().rpartition("-")[0] != ref.rpartition("-")[0]
+        assert SECRET.encode() in (with_secret.on_connected(0.0) or with_secret.data_to_send())
+
     def test_the_server_must_confirm_the_namespace(self):
         session = ClientSession(SECRET, namespace="billing")
         request = send_request(session)
@@ -600,7 +610,7 @@ class TestCancelledRequest:
         session = ClientSession(SECRET)
         assert complete_handshake(session, locked(56, "old-2", expiresIn=100), released(57, "success", "old-3")) == []
         assert session.data_to_send() == b"", "what that client held stays held"
-        session.calls._ref_prefix = ""
+        session.calls.ref_prefix = ""
         assert session.receive_data(locked(55, "old-1"), 0.0) == []
         assert session.data_to_send() == release(55, "1")
         assert session.receive_data(released(55, "success", "1"), 0.0)[0][1] == "success"
