@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import redis as redis_py
 
 from genie.storage.redis.connection import ErrorReply, RedisConnection
+from genie.storage.redis.primary import CALL_SCRIPT
 from genie.storage.redis.url import Address, Login
 from genie.testing.simulation.network import Network
 from genie.testing.simulation.redis.resp import CommandParser, Failure, Status, encode
-from genie.testing.simulation.redis.server import SimRedis
+from genie.testing.simulation.redis.server import LOADING_COMMANDS, SimRedis
 from support.processes.servers import Redis, running_redis
 
 COMMANDS = [
@@ -232,6 +234,64 @@ def test_transactions_equal_those_of_a_real_redis(real: Redis, network: Network)
     network.loop.run_until_complete(main())
     for client in clients.values():
         client.disconnect()
+
+
+@pytest.mark.server
+def test_the_commands_of_a_loading_redis_are_those_of_a_real_redis(real: Redis) -> None:
+    simulated = {name.removeprefix("do_") for name in dir(SimRedis) if name.startswith("do_")}
+    simulated |= {"hello", "multi", "exec", "watch", "unwatch", "xread", "wait", "psync", "replconf"}
+    subcommands = {"client": "client|setname", "config": "config|get", "script": "script|load"}
+    client = redis_py.connection.Connection(host="127.0.0.1", port=real.port, protocol=2)
+    client.connect()
+    accepted = set()
+    for name in sorted(simulated):
+        client.send_command("COMMAND", "INFO", subcommands.get(name, name))
+        (info,) = client.read_response()
+        if b"loading" in info[2]:
+            accepted.add(name.upper().encode())
+    client.disconnect()
+    assert accepted == LOADING_COMMANDS
+
+
+def test_a_redis_that_loads_rejects_commands(network: Network) -> None:
+    async def main() -> None:
+        sim = SimRedis()
+        sim.loaded_at = network.loop.time() + 5
+        await network.loop.spawn(network.loop.create_node("redis", "redis"), sim.serve("redis"))
+        connection = await RedisConnection.open(Address("redis", 6379), Login())
+        assert b"run_id" in await connection.call("INFO")
+        for command in (["HSET", "h", "a", "1"], ["EVAL", "return 1", 0], ["XREAD", "STREAMS", "j", "0"]):
+            with pytest.raises(ErrorReply, match="LOADING"):
+                await connection.call(*command)
+        await connection.call("MULTI")
+        with pytest.raises(ErrorReply, match="LOADING"):
+            await connection.call("HSET", "h", "a", "1")
+        await asyncio.sleep(5)
+        with pytest.raises(ErrorReply, match="EXECABORT"):
+            await connection.call("EXEC")
+        assert await connection.call("HSET", "h", "a", "1") == 1
+
+    network.loop.run_until_complete(main())
+
+
+def test_a_scan_in_parts_takes_a_while_and_returns_all_fields_that_stay(network: Network) -> None:
+    async def main() -> None:
+        sim = SimRedis()
+        sim.scan_s = 1.5
+        await network.loop.spawn(network.loop.create_node("redis", "redis"), sim.serve("redis"))
+        connection = await RedisConnection.open(Address("redis", 6379), Login())
+        await connection.call("HSET", "h", *(part for number in range(9) for part in (f"f{number}", number)))
+        cursor, scanned, scan_count, started_at = b"0", {}, 0, network.loop.time()
+        while cursor != b"0" or not scan_count:
+            cursor, fields = await connection.call("EVAL", CALL_SCRIPT, 1, "h", "HSCAN", cursor, "COUNT", 2)
+            scan_count += 1
+            scanned |= dict(zip(fields[::2], fields[1::2], strict=True))
+            sim.execute_write([[b"HDEL", b"h", fields[0]]])
+        assert scanned == {b"f%d" % number: b"%d" % number for number in range(9)}
+        assert scan_count == 5
+        assert network.loop.time() - started_at == scan_count * 1.5
+
+    network.loop.run_until_complete(main())
 
 
 async def test_a_restart_loses_whole_writes() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from hashlib import sha1
 from typing import Any
+from zlib import crc32
 
 from genie.testing.simulation.redis.keyspace import Keyspace, Members, Stream
 from genie.testing.simulation.redis.lua import script_runner
@@ -215,11 +216,20 @@ class Commands:
         return len(self.keys.hash(command[1]))
 
     def do_hscan(self, command: list[bytes]) -> object:
-        """HSCAN: return the cursor 0, which ends the scan, and all fields and values at once."""
+        """HSCAN key cursor [COUNT count]: return the next cursor, 0 at the end, and some alternating fields and values.
+
+        The fields are returned in the order of a hash value, so a scan omits no field because of changes between its calls.
+        """
+        values, count = self.keys.hash(command[1]), int(command[4]) if len(command) > 4 else 10
+        if len(values) <= count and command[2] == b"0":
+            part, rest = list(values), []
+        else:
+            fields = sorted((field for field in values if crc32(field) >= int(command[2])), key=crc32)
+            part, rest = fields[:count], fields[count:]
         fields_and_values: list[bytes] = []
-        for field_and_value in self.keys.hash(command[1]).items():
-            fields_and_values += field_and_value
-        return [b"0", fields_and_values]
+        for field in part:
+            fields_and_values += field, values[field]
+        return [b"%d" % (crc32(rest[0]) if rest else 0), fields_and_values]
 
     def do_sadd(self, command: list[bytes]) -> object:
         return sum(self.keys.set_field(command[1], member, None, kind=Members) for member in command[2:])

@@ -18,6 +18,12 @@ CUT_AFTER = "reset after"
 REJECT = "reject"
 """Fault of a command: the command is not executed, and the reply is an error."""
 
+LOADING_COMMANDS = {
+    *(b"AUTH", b"CLIENT", b"CONFIG", b"HELLO", b"INFO", b"REPLCONF", b"ROLE", b"SELECT"),
+    *(b"EXEC", b"MULTI", b"UNWATCH", b"WATCH"),
+}
+"""The commands that a Redis executes while it loads its data."""
+
 NOT_YET = object()
 """Returned instead of a reply while a command still blocks."""
 
@@ -113,6 +119,10 @@ class RedisConnection(asyncio.Protocol):
 
     def _execute(self, command: list[bytes]) -> None:
         """Execute a command and send the reply, unless the command blocks or a fault is injected."""
+        if self._redis.is_loading and command[0].upper() not in LOADING_COMMANDS:
+            self._is_aborted = self._transaction is not None
+            self.send_reply(Failure("LOADING Redis is loading the dataset in memory"))
+            return
         if self._redis.handle_if_replication(self, command):
             return
         fault = self._redis.fault(command, self.peer)
@@ -143,6 +153,9 @@ class RedisConnection(asyncio.Protocol):
             return self._read(command)
         if name == b"WAIT":
             return self._wait(int(command[1]), int(command[2]))
+        if self._redis.scan_s and b"HSCAN" in command:  # the command itself, or the script that runs it
+            self._block(lambda: NOT_YET, self._redis.scan_s * 1000, on_timeout=lambda: self._write([command])[0])
+            return None
         return self._write([command])[0]
 
     def _transact(self, name: bytes, command: list[bytes]) -> object:
@@ -227,7 +240,7 @@ class RedisConnection(asyncio.Protocol):
         self._block(try_count, timeout_ms, on_timeout=lambda: self._redis.replicas_with(self._write_offset))
         return None
 
-    def _block(self, try_reply: Callable[[], object], timeout_ms: int, on_timeout: Callable[[], object]) -> None:
+    def _block(self, try_reply: Callable[[], object], timeout_ms: float, on_timeout: Callable[[], object]) -> None:
         """Block the connection until `try_reply` returns a reply other than `NOT_YET`.
 
         After `timeout_ms` milliseconds the reply is the result of `on_timeout` instead. A timeout of 0 means no
@@ -258,6 +271,10 @@ class SimRedis(Commands):
         """Called after each atomic write, with its undo information and the name of the node that sent the command."""
         self.on_blocking_read: Callable[[str, StreamRead], None] = lambda _reader, _read: None
         """Called for each XREAD with BLOCK, with the name of the node that sent the command, and the parsed command."""
+        self.loaded_at = 0.0
+        """When this run has loaded its data (event-loop time). Before that, it rejects most commands."""
+        self.scan_s = 0.0
+        """How long each call of HSCAN takes. A server reads the records of a namespace by several calls."""
         self._connections: dict[RedisConnection, None] = {}
         self._listener: Listener | None = None
 
@@ -266,6 +283,11 @@ class SimRedis(Commands):
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(lambda: RedisConnection(self, self._connections), host, port)
         self._listener = cast("Listener", listener)
+
+    @property
+    def is_loading(self) -> bool:
+        """True if this run has not loaded its data yet."""
+        return asyncio.get_running_loop().time() < self.loaded_at
 
     def cut_all(self) -> None:
         for connection in list(self._connections):
