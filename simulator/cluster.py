@@ -12,7 +12,7 @@ from genie.client.aio import connect
 from genie.core import grant
 from genie.errors import GenieError, Unavailable
 from genie.server import dispatcher, pipeline
-from genie.storage.redis import checkpoint, commit, log
+from genie.storage.redis import checkpoint, commit, keyspace, log
 from genie.testing.simulation.history import FAULT, NOTE
 from genie.testing.simulation.host import Host
 from genie.testing.simulation.loop import NODE, Node, SimLoop, Stuck, deterministic
@@ -25,7 +25,7 @@ from simulator.library_client import LibraryClient
 from simulator.nemesis import Nemesis
 from simulator.scenario import ClientContext, Scenario
 from simulator.sentinel import CHECK_INTERVAL_S
-from simulator.stores import OneRedis, RedisWithSentinels
+from simulator.stores import CrashingRedis, OneRedis, RedisWithLineage, RedisWithSentinels
 from simulator.wire_client import WireClient
 
 RECOVERY_LIMIT_S = 300.0
@@ -46,11 +46,13 @@ class Cluster:
         self.history = ClusterHistory(self.loop.time)
         delays = RandomDelays(self._random("network"), slow_ratio=scenario.slow_ratio)
         self.network = Network(self.loop, delays, self.history)
-        self.store: OneRedis | RedisWithSentinels = (
-            OneRedis(self.loop, self.history)
-            if scenario.redis_count == 1
-            else RedisWithSentinels(scenario, self.network, self.history)
-        )
+        self.store: OneRedis | RedisWithLineage
+        if scenario.redis_count > 1:
+            self.store = RedisWithSentinels(scenario, self.network, self.history)
+        elif scenario.redis_crashes:
+            self.store = CrashingRedis(scenario, self.network, self.history)
+        else:
+            self.store = OneRedis(self.loop, self.history)
         self.hosts: list[Host] = []
         self.clients: dict[Node, WireClient | LibraryClient] = {}
         self._tasks: dict[asyncio.Task[Any], Node] = {}
@@ -89,6 +91,7 @@ class Cluster:
             patch.object(pipeline, "MAX_FLUSHED_WATCHERS", 1),
             patch.object(grant, "MAX_CANDIDATES", 2),  # one release grants in many slices
             patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
+            patch.object(keyspace, "CHUNK", self.scenario.chunk_size),
         ):
             try:
                 self.loop.run_until_complete(self._run())
@@ -106,7 +109,7 @@ class Cluster:
         scenario = self.scenario
         self.history.append(NOTE, "cluster", str(scenario))
         await self.store.start()
-        if isinstance(self.store, RedisWithSentinels):
+        if isinstance(self.store, RedisWithLineage):
             self._impairments = self.loop.spawn(self.loop.create_node("observer"), self._record_impairments())
         random = self._random("world")
         for number in range(1, scenario.server_count + 1):

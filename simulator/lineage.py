@@ -1,4 +1,4 @@
-"""The recorder of several Redis servers, which may roll back or diverge."""
+"""The recorder of one or several Redis servers, which may roll back or diverge."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def skip_takeovers(state: StoreState | None, node: str | None = None) -> StoreSt
 
 
 class LineageRecorder:
-    """Records every change of a namespace on each of several Redis servers, as a tree of states.
+    """Records every change of a namespace on each Redis server, as a tree of states.
 
     A state is acknowledged when the primary and `min_replicas` replicas have it.
     """

@@ -16,7 +16,7 @@ from genie.testing.simulation.redis.server import CUT_AFTER, CUT_BEFORE, PORT, R
 from simulator.history import ClusterHistory
 from simulator.replication import ReplicatedRedis
 from simulator.scenario import Scenario
-from simulator.stores import OneRedis, RedisWithSentinels
+from simulator.stores import CrashingRedis, OneRedis, RedisWithLineage, RedisWithSentinels
 
 PAUSES_S = (0.05, 0.5, 1.5, 4.0, 12.0)
 """How long a fault lasts, e.g. a stopped process: some values are shorter, some longer than every timeout of its peers."""
@@ -29,6 +29,14 @@ STALLS_S = (1.5, 3.0, 6.0, 12.0)
 """How long a primary is stopped or partitioned: some values are shorter, some longer than an election takes."""
 RESTART_DELAYS_S = (0.1, 2.0, 6.0)
 """How long a Redis that was killed stays down."""
+LOST_S = (0.0, 0.3, 1.0, 1.0)
+"""How many of its last seconds a Redis loses that crashes: with `appendfsync everysec` up to about one."""
+DOWN_S = (0.0, 0.5, 4.0, 8.0)
+"""How long a Redis that crashed is down: some values are longer than the lease."""
+LOADING_S = (0.0, 1.5, 6.0)
+"""How long a Redis loads its data after a crash: some values are longer than the lease and all delays of candidates."""
+SCAN_S = (0.0, 0.1, 1.0, 2.0)
+"""How long a server takes to read a few records."""
 LEADER_RESTART_DELAYS_S = (0.1, 6.0, 12.0)
 """How long the leading server stays down if it is killed with the primary: one value ends before a follower takes over."""
 
@@ -45,7 +53,7 @@ class Nemesis:
         scenario: Scenario,
         network: Network,
         history: ClusterHistory,
-        store: OneRedis | RedisWithSentinels,
+        store: OneRedis | RedisWithLineage,
         hosts: Sequence[Host],
         clients: Sequence[Node],
     ) -> None:
@@ -92,6 +100,7 @@ class Nemesis:
         self._commands_fail_until = 0.0
         for redis in self._store.redises:
             redis.fault = lambda _command, _sender: None
+            redis.scan_s = 0.0
         self._network.heal()
         self._store.heal()
         for node in [*self._store.processes, *[host.node for host in self._hosts], *self._clients]:
@@ -226,6 +235,72 @@ class Nemesis:
         self._store.master.flush()
         self._store.detect_lost_writes()
         return "FLUSHALL"
+
+    def _crash_the_store(self) -> str:
+        """Kill the single Redis, which loses its last writes, and start it again later; return a description.
+
+        Also choose how long it then loads its data, and how long a server takes to read the records.
+        """
+        redis = self._crashing_redis
+        if redis.process.dead:
+            return ""
+        lost_s, down_s, loading_s = (self._random.choice(each) for each in (LOST_S, DOWN_S, LOADING_S))
+        redis.scan_s = self._random.choice(SCAN_S)
+        self._loop.kill(redis.process)
+        lost_count = redis.lose_writes_since(self._loop.time() - lost_s)
+        self._loop.call_later(down_s, redis.revive, loading_s)
+        return (
+            f"without {lost_count} writes of the last {lost_s} s, down for {down_s} s, "
+            f"loading for {loading_s} s, {redis.scan_s} s for each part of a load"
+        )
+
+    def _lose_the_leader(self) -> str:
+        """Let the leading server restart, and crash Redis up to a second later; return a description, or "" without a leader.
+
+        So Redis often loses the takeover by the next leader.
+        """
+        leader, delay_s = self._leading_host, self._random.uniform(0.1, 1)
+        if leader is None:
+            return ""
+        leader.terminate()
+        self._loop.call_later(delay_s, self._crash_later)
+        return f"SIGTERM to {leader.node}, crash after {delay_s:.3f} s"
+
+    def _lose_unreplicated_writes(self) -> str:
+        """Cut the followers off from Redis, and crash it up to a second later; return a description, or "" without followers.
+
+        So only the leader knows the last writes.
+        """
+        leader, delay_s = self._leading_host, self._random.uniform(0.1, 1)
+        followers = [host.name for host in self._hosts if host is not leader]
+        if leader is None or not followers:
+            return ""
+        for follower in followers:
+            self._network.partition(follower, self._crashing_redis.host)
+        self._loop.call_later(delay_s, self._crash_later, followers)
+        return f"{', '.join(followers)} cut off from Redis, crash after {delay_s:.3f} s"
+
+    def _crash_later(self, cut_off: Sequence[str] = ()) -> None:
+        """Connect the servers that are cut off from Redis again, and crash Redis."""
+        for name in cut_off:
+            self._network.end_partition(name, self._crashing_redis.host)
+        description = self._crash_the_store()
+        if description:
+            self._history.append(FAULT, "nemesis", f"crash the store: {description}")
+
+    @property
+    def _leading_host(self) -> Host | None:
+        """The host of the server that wrote to the single Redis last, or None if Redis or this server is down."""
+        assert isinstance(self._store, CrashingRedis)
+        head = self._store.head
+        if head is None or self._store.process.dead:
+            return None
+        return next((host for host in self._hosts if host.node.name == head.writer and not host.node.dead), None)
+
+    @property
+    def _crashing_redis(self) -> ReplicatedRedis:
+        assert isinstance(self._store, CrashingRedis)
+        return self._store.master
 
     # -- process faults -----------------------------------------------------------------------------------
 

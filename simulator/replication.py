@@ -24,6 +24,7 @@ class Write:
     """An atomic write and its commands. `hosts` have executed the write at some time, even if they lost the write later."""
 
     number: int
+    at: float
     commands: list[list[bytes]]
     hosts: list[str] = field(default_factory=list)
     state: Any = None
@@ -152,10 +153,20 @@ class ReplicatedRedis(SimRedis):
         self._upstream = self._following_task = None
         self._loop.spawn(self.process, self._serve_and_follow())
 
-    def revive(self) -> None:
-        """Start the process if it was killed."""
+    def revive(self, loading_s: float = 0.0) -> None:
+        """Start the process if it was killed. It loads its data for `loading_s` seconds."""
         if self.process.dead:
+            self.loaded_at = self._loop.time() + loading_s
             self.start()
+
+    def lose_writes_since(self, at: float) -> int:
+        """Lose the writes that were made after a time, as a machine that fails before they are on disk; return how many.
+
+        The process must have been killed, and must have no replicas.
+        """
+        lost_count = sum(write.at > at for write in self.log)
+        del self.log[len(self.log) - lost_count :]
+        return self.keys.undo_last_writes(lost_count)
 
     async def _serve_and_follow(self) -> None:
         await self.serve(self.host)
@@ -195,7 +206,7 @@ class ReplicatedRedis(SimRedis):
 
     def replicate(self, effects: list[list[bytes]], sender: str) -> None:  # noqa: ARG002
         """Append an atomic write with the commands `effects` to the log, and send the write to the replicas."""
-        write = Write(number=len(self._replication_log.writes), commands=effects, hosts=[self.host])
+        write = Write(len(self._replication_log.writes), self._loop.time(), commands=effects, hosts=[self.host])
         self._replication_log.writes.append(write)
         self.log.append(write)
         for replica in self._replicas:

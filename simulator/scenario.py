@@ -45,6 +45,10 @@ FIRST_LOCK_KINDS_SEED = 5_000_000
 """From this seed on, clients also ask for units of counted resources and for subtrees. In all other respects, the scenarios are
 those from `FIRST_V1_FEATURES_SEED` on."""
 
+FIRST_CRASH_SEED = 6_000_000
+"""From this seed on, there is one Redis, which crashes: it loses up to its last second, is down for a while, and then loads its
+data. Servers load the records in many parts, which take a while. The clients are those from `FIRST_LOCK_KINDS_SEED` on."""
+
 NAMES_OF_ALL_KINDS = ("a/1", "a/2", "a/b/1", "a/b/2", "c")
 SUBTREES = ("a/**", "a/b/**", "**")
 """The resources of scenarios with all kinds of locks: names at several depths, and the subtrees that contain some of them."""
@@ -54,6 +58,9 @@ HALF_OPEN = ("half-open a connection", "cut one direction")
 
 FAILOVERS = ("delay replication", "kill a master", "fail over", "pause a master", "partition the master")
 """Additional faults for scenarios with three Redis servers."""
+
+CRASHES = ("crash the store", "lose the leader", "lose unreplicated writes")
+"""Additional faults for scenarios in which a single Redis crashes."""
 
 LOSSES = ("lose writes", "flush the store")
 """Additional faults for scenarios with a single Redis, which loses acknowledged writes."""
@@ -98,6 +105,10 @@ class Scenario:
     """The share of network segments that are delayed for long."""
     redis_count: int = 1
     """One Redis server, or three with sentinels."""
+    redis_crashes: bool = False
+    """True if the single Redis crashes; see `FIRST_CRASH_SEED`."""
+    chunk_size: int = 1000
+    """How many records a server reads from Redis at once."""
     min_replicas: int = 0
     """On how many replicas a batch must be before a client is notified of it."""
     max_lag_s: float = 0.0
@@ -112,6 +123,8 @@ def scenario_of(seed: int) -> Scenario:
     """
     if FIRST_BELIEF_SEED <= seed < FIRST_LOCK_KINDS_SEED:
         return _belief_scenario_of(seed)
+    if seed >= FIRST_CRASH_SEED:
+        return _crash_scenario_of(seed)
     random = Random(f"{seed} plan")
     faults = random.sample(FAULTS, random.choice([0, 1, 2, 3, 4, 6, len(FAULTS)]))
     if random.random() < 0.25:
@@ -198,6 +211,37 @@ def _belief_scenario_of(seed: int) -> Scenario:
         redis_count=3 if replicated else 1,
         min_replicas=random.choice([0, 1]) if replicated else 0,
         max_lag_s=random.choice([0.0, 0.1]) if replicated else 0.0,
+    )
+
+
+def _crash_scenario_of(seed: int) -> Scenario:
+    """Return the scenario of a seed from `FIRST_CRASH_SEED` on.
+
+    Most faults are crashes of Redis. They are rare enough that a server usually leads before the next one.
+    """
+    random = Random(f"{seed} plan")
+    wire_client_count, session_client_count, library_client_count = random.choice([(3, 0, 0), (0, 3, 0), (1, 2, 1)])
+    return Scenario(
+        seed=seed,
+        server_count=random.choice([1, 2, 2, 2, 3, 3]),
+        wire_client_count=wire_client_count,
+        session_client_count=session_client_count,
+        library_client_count=library_client_count,
+        resources=_resources_of(seed, random.choice([2, 3, 4])),
+        shared_ratio=random.choice([0.0, 0.3]),
+        transactions=random.random() < 0.6,
+        priorities=random.random() < 0.5,
+        any_of=seed % 2 == 0,
+        v1_features=True,
+        lock_kinds=True,
+        max_live_requests=random.choice([3, 6, 10]),
+        think_time_s=random.choice([0.25, 0.5]),
+        fault_phase_s=random.choice([40.0, 60.0]),
+        faults=[*2 * CRASHES, *random.sample(FAULTS, random.choice([0, 0, 1, 2, 4]))],
+        fault_interval_s=random.choice([6.0, 10.0]),
+        slow_ratio=random.choice([0.0, 0.02]),
+        redis_crashes=True,
+        chunk_size=2,
     )
 
 

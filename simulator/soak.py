@@ -13,6 +13,7 @@ from simulator.cluster import Cluster
 from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
+    FIRST_CRASH_SEED,
     FIRST_LOCK_KINDS_SEED,
     FIRST_REPLICATED_SEED,
     scenario_of,
@@ -30,12 +31,13 @@ def run(seed: int) -> tuple[Cluster, list[str]]:
 
 
 def seeds_of_all_kinds() -> Iterator[int]:
-    """Yield an endless sequence of seeds, alternating between five kinds of scenarios.
+    """Yield an endless sequence of seeds, alternating between six kinds of scenarios.
 
     The kinds are plain scenarios, scenarios with `anyOf` requests, scenarios with three Redis servers, scenarios with
-    half-open connections and clients that record which locks they consider held, and scenarios with units and subtrees.
+    half-open connections and clients that record which locks they consider held, scenarios with units and subtrees, and
+    scenarios with a Redis that crashes.
     """
-    first = 1, FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_BELIEF_SEED, FIRST_LOCK_KINDS_SEED
+    first = 1, FIRST_ANY_OF_SEED, FIRST_REPLICATED_SEED, FIRST_BELIEF_SEED, FIRST_LOCK_KINDS_SEED, FIRST_CRASH_SEED
     for number in itertools.count():
         yield from (seed + number for seed in first)
 

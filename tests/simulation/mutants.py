@@ -28,6 +28,7 @@ from conformance.mutation import ROOT, Mutant, NotRunError, environment, main, m
 from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
+    FIRST_CRASH_SEED,
     FIRST_LOCK_KINDS_SEED,
     FIRST_REPLICATED_SEED,
     FIRST_V1_FEATURES_SEED,
@@ -235,6 +236,28 @@ MUTANTS = [
         "if self._connection is not None and await self.find_replacement(self._connection) is not None:",
         "if False:",
         first=FIRST_REPLICATED_SEED + 90143,
+    ),
+    # -- crashes of a single Redis
+    Mutant(
+        "a former leader loads the state of Redis before it publishes its position",
+        "storage/redis/election.py",
+        "if replica.has_led_last and replica.missing_from(meta.history) is not None:",
+        "if False:",
+        first=FIRST_CRASH_SEED + 26,
+    ),
+    Mutant(
+        "a candidate trusts the state of a Redis that has restarted",
+        "storage/redis/election.py",
+        "if meta is not None and run.id != meta.run_id:",
+        "if False:",
+        first=FIRST_CRASH_SEED + 5,
+    ),
+    Mutant(
+        "a Redis that has loaded for long does not count as restarted when it answers",
+        "storage/redis/election.py",
+        "max(run.started_at, self.unreachable_at)",
+        "run.started_at",
+        first=FIRST_CRASH_SEED + 49,
     ),
     # -- beliefs
     Mutant(

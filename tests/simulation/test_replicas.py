@@ -206,3 +206,29 @@ def test_after_connecting_to_a_new_primary_no_command_goes_to_the_old_one(networ
         assert (await (await group.connect("r1")).call("ROLE"))[0] == b"master"
 
     run(network, scenario)
+
+
+def test_a_redis_that_crashes_loses_its_last_writes_and_then_loads_its_data(network: Network) -> None:
+    async def main() -> None:
+        loop = network.loop
+        redis = ReplicatedRedis(loop, "redis", ReplicationLog(), Random(1), 0.0)
+        redis.start()
+        await asyncio.sleep(0)
+        connection = await RedisConnection.open(Address("redis", 6379), Login())
+        for value in range(4):
+            await connection.call("HSET", "h", "a", value)
+            await asyncio.sleep(0.4)
+        loop.kill(redis.process)
+        assert redis.lose_writes_since(loop.time() - 1.0) == 2
+        await asyncio.sleep(0.1)
+        assert connection._transport is None
+        run_id = redis.run_id
+        redis.revive(loading_s=3.0)
+        await asyncio.sleep(0)
+        connection = await RedisConnection.open(Address("redis", 6379), Login())
+        assert await error_code(connection.call("HGET", "h", "a")) == "LOADING"
+        await asyncio.sleep(3.0)
+        assert await connection.call("HGET", "h", "a") == b"1"
+        assert (redis.offset, redis.run_id == run_id) == (2, False)
+
+    network.loop.run_until_complete(main())

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from simulator.scenario import (
     FIRST_ANY_OF_SEED,
     FIRST_BELIEF_SEED,
+    FIRST_CRASH_SEED,
     FIRST_LOCK_KINDS_SEED,
     FIRST_REPLICATED_SEED,
     FIRST_V1_FEATURES_SEED,
@@ -28,6 +29,8 @@ BELIEF_COUNT = 16
 """Additional seeds with half-open connections, and clients that record which locks they consider held."""
 LOCK_KINDS_COUNT = 18
 """Additional seeds with units and subtrees."""
+CRASH_COUNT = 8
+"""Additional seeds with a Redis that crashes and loads its data."""
 PROCESSES = 2
 
 REGRESSION_SEEDS = [
@@ -108,6 +111,7 @@ def test_no_seed_has_a_violation() -> None:
     more += (*range(FIRST_V1_FEATURES_SEED, FIRST_V1_FEATURES_SEED + FEATURED_COUNT),)
     more += (*range(FIRST_BELIEF_SEED, FIRST_BELIEF_SEED + BELIEF_COUNT),)
     more += (*range(FIRST_LOCK_KINDS_SEED, FIRST_LOCK_KINDS_SEED + LOCK_KINDS_COUNT),)
+    more += (*range(FIRST_CRASH_SEED, FIRST_CRASH_SEED + CRASH_COUNT),)
     seeds = sorted({*range(1, COUNT + 1), *REGRESSION_SEEDS, *more})
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
         failed = [(seed, found) for seed, found in pool.map(violations_of, seeds, chunksize=5) if found]

@@ -6,7 +6,13 @@ import pytest
 from click.testing import CliRunner
 
 from simulator import soak
-from simulator.scenario import FIRST_ANY_OF_SEED, FIRST_BELIEF_SEED, FIRST_LOCK_KINDS_SEED, FIRST_REPLICATED_SEED
+from simulator.scenario import (
+    FIRST_ANY_OF_SEED,
+    FIRST_BELIEF_SEED,
+    FIRST_CRASH_SEED,
+    FIRST_LOCK_KINDS_SEED,
+    FIRST_REPLICATED_SEED,
+)
 
 
 class FakeHistory:
@@ -31,22 +37,24 @@ def seeds_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_without_a_first_seed_all_kinds_of_scenarios_alternate(seeds_run: list[int]) -> None:
-    result = CliRunner().invoke(soak.main, ["--seeds", "10"])
+    result = CliRunner().invoke(soak.main, ["--seeds", "12"])
     assert seeds_run == [
         1,
         FIRST_ANY_OF_SEED,
         FIRST_REPLICATED_SEED,
         FIRST_BELIEF_SEED,
         FIRST_LOCK_KINDS_SEED,
+        FIRST_CRASH_SEED,
         2,
         FIRST_ANY_OF_SEED + 1,
         FIRST_REPLICATED_SEED + 1,
         FIRST_BELIEF_SEED + 1,
         FIRST_LOCK_KINDS_SEED + 1,
+        FIRST_CRASH_SEED + 1,
     ]
     assert result.exit_code == 1
     assert f"reproduce: python -m simulator.soak --seed {FIRST_ANY_OF_SEED + 1}\n" in result.output
-    assert list(islice(soak.seeds_of_all_kinds(), 11))[-1] == 3
+    assert list(islice(soak.seeds_of_all_kinds(), 13))[-1] == 3
 
 
 def test_with_a_first_seed_seeds_are_consecutive(seeds_run: list[int]) -> None:
