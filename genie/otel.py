@@ -112,7 +112,7 @@ class TracedRequest(Request):
         return self._state
 
     @state.setter
-    def state(self, state: RequestState) -> None:
+    def state(self, state: RequestState) -> None:  # the client sets it
         before, self._state = self._state, state
         if before is RequestState.WAITING:
             if state is RequestState.HELD:
@@ -196,7 +196,7 @@ class TracedRequest(Request):
         if self._wait is None:
             return
         is_sampled = self._wait.is_recording()
-        self._end_wait(self._wait, "granted", None)
+        self._end_wait(self._wait, "granted", error=None)
         if not is_sampled:  # the hold is only measured
             self._hold = trace.INVALID_SPAN
             return

@@ -118,9 +118,10 @@ class LiveRequests:
             deadline = deadline_of(request)
             if deadline is not None and deadline < oldest_deadline:
                 continue
-            if not isinstance(request, Carried):
-                request = carry(request, request.at, fence_of(request), deadline, None)  # noqa: PLW2901 - the same request
-            carried.append(request)
+            if isinstance(request, Carried):
+                carried.append(request)
+            else:
+                carried.append(carry(request, request.at, fence_of(request), deadline, positions=None))
         return carried
 
     def snapshot(self, max_bytes: int) -> bytes | None:
@@ -168,10 +169,12 @@ def carry(
 def changed(request: Queued, line: Locked | Extended | Moved) -> Queued:
     """Return a request with the changes of a line about it: its grant, its extension or its new positions."""
     if isinstance(line, Locked):
-        return carry(request, line.at, line.fence, line.at + request.transaction_timeout_ms, None)
+        deadline = line.at + request.transaction_timeout_ms
+        return carry(request, line.at, line.fence, deadline, positions=None)
     if isinstance(line, Extended) and isinstance(request, Granted):
-        return carry(request, request.at, request.fence, line.at + line.transaction_timeout_ms, None)
-    if isinstance(line, Moved) and not fence_of(request):
+        deadline = line.at + line.transaction_timeout_ms
+        return carry(request, request.at, request.fence, deadline, positions=None)
+    if isinstance(line, Moved) and not fence_of(request):  # it still waits
         return carry(request, request.at, 0, deadline_of(request), line.positions)
     return request
 
@@ -313,7 +316,7 @@ def _copy(segment: Segment, live: LiveRequests, writer: _ArchiveWriter, room: Ro
             continue
         times = [line.at for line in lines if records.is_event(line)] or [live.last_at]
         if gap is None:
-            gap = Gap(min(times), 1, max(times))
+            gap = Gap(min(times), dropped=1, until=max(times))
         gap.at, gap.until = min(gap.at, *times), max(gap.until, *times)
     if gap is not None:
         writer.add([gap], records.encode_lines([gap]), lambda _bytes: True)  # `EMPTY_ARCHIVE_BYTES` are reserved
@@ -326,7 +329,7 @@ def _lines_to_archive(segment: Segment) -> Iterator[list[Line]]:
     If the live requests are unknown, because the previous file was deleted, the first line is a gap.
     """
     if segment.number > 1 and not segment.sibling(STATE).is_file():
-        yield [records.unrecorded(first_at(segment), -1)]
+        yield [records.unrecorded(first_at(segment), live=-1)]
     yield from segment.read()
 
 

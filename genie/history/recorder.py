@@ -312,8 +312,8 @@ class Recorder:
             deadline = None if request.deadline >= NEVER else request.deadline + offset_ms
             fence = request.fence if was_held else 0
             positions = None if was_held else _positions(request)
-            fields = self._fields(request)
-            lines.append(records.Carried(request.since + offset_ms, *fields, (), fence, deadline, positions))
+            at, fields = request.since + offset_ms, self._fields(request)
+            lines.append(records.Carried(at, *fields, fence=fence, deadline=deadline, positions=positions))
         return records.encode_lines(map(self._redaction.redact_line, lines))
 
     def _to_line(self, event: core.Event, at: float) -> records.Line | None:  # noqa: PLR0911 - one for each event
@@ -328,7 +328,7 @@ class Recorder:
             waits_for = tuple(_first_blockers(self._manager, event.request)) if is_waiting else ()
             return records.Queued(at, *self._fields(event.request), waits_for)
         if isinstance(event, (core.Granted, core.Taken)):
-            return records.Granted(at, *self._fields(event.request), (), event.request.fence)
+            return records.Granted(at, *self._fields(event.request), fence=event.request.fence)
         if isinstance(event, core.Extended):
             return records.Extended(at, event.request.id, event.transaction_timeout_ms)
         if isinstance(event, core.Moved):

@@ -250,7 +250,7 @@ def unrecorded(at: float, live: int) -> Gap:
 
     `live` is their number, or -1 if it is unknown.
     """
-    return Gap(at, 0, at, live)
+    return Gap(at, dropped=0, until=at, live=live)
 
 
 def begins_unrecorded(text: bytes) -> bool:

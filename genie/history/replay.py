@@ -208,7 +208,7 @@ class Replay:
         manager.deadlines.discard(request.deadline, request.id)
         request.deadline = 0  # the most overdue request, so that no other request ends instead
         manager.deadlines.add(request.deadline, request.id)
-        self._step(Expire(1), line.at, f"expire {line.id}", request.names())
+        self._step(Expire(limit=1), line.at, f"expire {line.id}", request.names())
 
     def _begin_fences(self, fence: int) -> None:
         """Before the first grant, make `fence` the next fencing token.
@@ -315,7 +315,7 @@ def _granting_command(manager: LockManager, request: Request) -> core.Command:
         return request
     request.details = None  # set again by the grant
     weights = [1] * len(choices)
-    return Take(request, choices, weights, len(choices), units)
+    return Take(request, choices, weights, target=len(choices), units=units)
 
 
 def make_request(line: Carried) -> Request:

@@ -335,7 +335,7 @@ def _lines_for_replay(segments: list[Segment], until: float) -> Iterator[Line]:
     is left out, because the live requests are known.
     """
     if not segments[0].is_self_contained:
-        yield records.unrecorded(first_at(segments[0]), -1)
+        yield records.unrecorded(first_at(segments[0]), live=-1)
     for segment in segments:
         for lines in segment.read():
             yield from (line for line in lines if line.at <= until and not (isinstance(line, Gap) and line.live))

@@ -78,7 +78,7 @@ class DroppedWrites:
         """Return the line of the gap, and begin to count for the next gap. Return b"" if no write was dropped."""
         if not self.count:
             return b""
-        gap = records.Gap(self.since_ms, self.count, time.time() * 1000)
+        gap = records.Gap(self.since_ms, dropped=self.count, until=time.time() * 1000)
         self.count = 0
         return records.encode_lines([gap])
 

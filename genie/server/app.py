@@ -355,7 +355,8 @@ class Server:
         """
 
         def turns_on_or_off(*names: str) -> bool:
-            is_on, will_be_on = (any(options[name] is not None for name in names) for options in (used, wanted))
+            is_on = any(used[name] is not None for name in names)
+            will_be_on = any(wanted[name] is not None for name in names)
             return is_on != will_be_on
 
         fixed: frozenset[str] = frozenset()

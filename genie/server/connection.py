@@ -204,10 +204,11 @@ class Connection(Peer, asyncio.Protocol):
         if self.state is not READY:
             data = self._receive_before_ready(data)
         try:
-            completed = lines = self._lines.feed(data)
+            lines = self._lines.feed(data)
         except LineTooLong as too_long:
             self._reject_long_line(too_long)
             return
+        has_completed_line = type(lines) is not list or bool(lines)  # `UnsplitLines` contain at least one line
         if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank, or invalid
             lines = without_blank(lines)
         if lines and self.state is not READY:
@@ -216,9 +217,8 @@ class Connection(Peer, asyncio.Protocol):
             self._submit(lines, len(data))
         if (self._lines.partial or self._partial_bytes) and not self.closing:
             self._partial_bytes = len(self._lines.partial)
-            # `UnsplitLines` contain at least one line. If a line was completed, the incomplete line is a new one.
-            is_new = type(completed) is not list or bool(completed)
-            self._admission.partial_lines.update(self, self._partial_bytes, new=is_new)
+            # If a line was completed, the incomplete line is another one than at the last update.
+            self._admission.partial_lines.update(self, self._partial_bytes, new=has_completed_line)
 
     def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
         """Submit complete lines to the handler. The scheduler marks the long ones of `UnsplitLines` when it splits them."""

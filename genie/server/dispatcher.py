@@ -144,7 +144,7 @@ class Dispatcher:
         self.sessions = SessionTable(limits.principal_share)
         self._takeovers = Takeovers(namespace)
         self.size = StateSize(manager, self.sessions, limits)
-        self.watches = WatchRegistry(manager.table, self.size, limits.max_unread // 4)
+        self.watches = WatchRegistry(manager.table, self.size, max_unread_bytes=limits.max_unread // 4)
         self.outcome = outcome
         self.watch_events = WatchEvents(self.watches, outcome, manager.deadlines, stats, namespace)
         self.notifier = Notifier(manager, self.sessions, self.size, self.watch_events, stats, outcome, recorder)
@@ -204,8 +204,8 @@ class Dispatcher:
     def _recover_in_parts(self, replies: list[RetainedReply], clock: Callable[[], float]) -> Iterator[None]:
         """Do the work of `recover`. Yield after each part."""
         table, sessions, handle_events = self._table, self.sessions, self.notifier.handle_events
-        for some in _slices(replies):
-            for reply in some:
+        for replies_part in _slices(replies):
+            for reply in replies_part:
                 self.manager.add_outcome(reply.id, reply.reason)
             yield
         disconnected: list[Request] = []
@@ -214,8 +214,8 @@ class Dispatcher:
             self.size.load(part)
             disconnected += filter(needs_session, part)
             yield
-        for some in _slices(sorted(replies, key=lambda reply: reply.at)):
-            sessions.restore((), some)
+        for replies_part in _slices(sorted(replies, key=lambda reply: reply.at)):
+            sessions.restore((), replies_part)
             yield
         self._unrestored = []
         for detached in _slices([*sessions]):
@@ -300,7 +300,7 @@ class Dispatcher:
                         return item
                     if has_too_many_values(item.line):
                         notifier.reject(connection, too_many_values())
-                    elif self.execute(now, connection, iter((item.line,)), True) is not None:
+                    elif self.execute(now, connection, iter((item.line,)), may_be_slow=True) is not None:
                         return item
                 elif not (self._end_input if item is END_OF_INPUT else self._report_state)(now, connection):
                     return item  # slices are left

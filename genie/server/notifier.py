@@ -104,7 +104,7 @@ class Notifier:
         self.stats.record_queued(request, self.manager.table)
         if session.key is not None and request.state is not ENDED:
             self.outcome.store(request)
-        if request.context is not NO_CONTEXT:
+        if request.context is not NO_CONTEXT:  # it may have a principal or a `traceparent`
             self._begin_wait(request)
         if request.ref is None or not session.quiet:
             self.outcome.send(session.connection, replies.queued(request))

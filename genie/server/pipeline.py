@@ -452,15 +452,14 @@ class Pipeline:
                 turns.spend(time.monotonic() - started)
             if is_recovered:
                 break
-            if self._commits.in_flight:  # a heartbeat, which `drained` awaits below
-                pass
-            elif len(self._outcome.changes) >= MAX_RECOVERED_CHANGES:
-                self._batch_at = now = self._clock()
-                self._commits.send(self._outcome, now, self._on_acknowledged)
-            elif has_run:  # there may be time for another part in this iteration of the event loop
-                continue
-            else:
-                await asyncio.sleep(0)
+            if not self._commits.in_flight:  # a heartbeat may be
+                if len(self._outcome.changes) >= MAX_RECOVERED_CHANGES:
+                    self._batch_at = now = self._clock()
+                    self._commits.send(self._outcome, now, self._on_acknowledged)
+                elif has_run:  # there may be time for another part in this iteration of the event loop
+                    continue
+                else:
+                    await asyncio.sleep(0)
             await self.drained()  # the commit, or a heartbeat
             if self._stopped:
                 return

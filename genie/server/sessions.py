@@ -517,7 +517,8 @@ class SessionTable:
 
     def _restored(self, origin: Origin, key: str, principal: str | None) -> Session:
         """Return the restored session of a loaded request or reply, or a new one."""
-        return self._by_key.get(key) or self._add(Session(None, key, origin.timeout_ms, origin.note, principal))
+        found = self._by_key.get(key)
+        return found or self._add(Session(None, key, origin.timeout_ms, origin.note, principal))  # not connected yet
 
     def retain(self, session: Session, reply: RetainedReply) -> list[int]:
         """Retain a terminal reply in a session, and drop the oldest replies beyond the limits.

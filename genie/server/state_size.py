@@ -63,7 +63,7 @@ class StateSize:
         self.min_name_share = min(self.max_share, -(-limits.max_state // limits.max_locks))  # rounded up
         """Minimum bytes that a principal is charged for a name. It limits the principal's part of `max_locks` to its
         part of `max_state`."""
-        self._short_shares = [self._share(count, 0) for count in range(SHORT_NAMES + 1)]
+        self._short_shares = [self._share(count, excess=0) for count in range(SHORT_NAMES + 1)]
         """The share of a request with short texts, by the number of its names."""
         self.max_queue_entries = limits.max_queue
         """Maximum wait-queue entries of all principals together."""
@@ -124,14 +124,15 @@ class StateSize:
         return max(0, self.max_bytes - self.bytes) // MAX_REQUEST_BYTES
 
     def charge_request(self, id: int, request: Request, name_count: int, excess: int) -> None:
-        """Charge a new request, which will get this id.
+        """Charge the principal of a new request, which will get this id, for its memory.
 
-        Only requests that are large or have a principal have a charge.
+        Without a principal, only a large request is charged: to the sum of all.
         """
         if excess > 0 or name_count > SHORT_NAMES:
             self.requests[id] = self._add(request.context.principal, excess, self._share(name_count, excess))
         elif request.context.principal is not None:
-            self.short_requests[id] = self._add(request.context.principal, 0, self._share(name_count, 0)).share
+            share = self._share(name_count, excess=0)
+            self.short_requests[id] = self._add(request.context.principal, excess=0, share=share).share
 
     def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
         """Charge a named principal for a new request with short texts. The fast path of `charge_request`.
@@ -198,9 +199,9 @@ class StateSize:
         return id in self.requests
 
     def charge_watch(self, connection: Outbound, prefix: str) -> str:
-        """Charge a new watch and return "".
+        """Charge the client of a connection for the memory of a new watch, and return "".
 
-        If there is no room for it, return why. A watch that exists is not charged again.
+        If the watch exceeds a limit, return why. A watch that exists is not charged again.
         """
         if (connection, prefix) in self.watches:
             return ""

@@ -214,7 +214,7 @@ class IterationTurns:
             self._resting = RESTING_ITERATIONS
         self._batches_before = max(len(self._batches.ran), 1)
         kinds = self._slow, self._slices, self._batches
-        for kind in kinds:
+        for kind in kinds:  # a kind was skipped if callers asked for its parts, and none had one
             was_skipped = len(kind.late) > 0 and not kind.ran
             kind.skipped = kind.skipped + 1 if was_skipped else 0
             kind.late_before, kind.late = kind.late, {}

@@ -164,7 +164,7 @@ class WatchRegistry:
         watchers = self.prefixes.get(prefix)
         if watchers is None:
             watchers = self.prefixes[prefix] = {}
-            self._count_prefix(len(prefix), 1)
+            self._count_prefix(len(prefix), change=1)
         watchers[connection] = None
 
     def _remove(self, connection: Outbound, prefix: str) -> bool:
@@ -178,7 +178,7 @@ class WatchRegistry:
         del watchers[connection]
         if not watchers:
             del self.prefixes[prefix]
-            self._count_prefix(len(prefix), -1)
+            self._count_prefix(len(prefix), change=-1)
         elif len(watchers) in CHECKED_SIZES:
             compact(watchers)
         return True

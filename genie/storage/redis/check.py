@@ -379,13 +379,15 @@ class _LogCheck:
         if self._previous is None and position <= checkpoint:
             return True
         previous = checkpoint if self._previous is None else self._previous
+        previous_epoch, previous_index = previous
         if b"base" not in values:  # a batch
-            return position == (previous[0], previous[1] + 1)
+            return position == (previous_epoch, previous_index + 1)
         try:
-            base = decode_position(values[b"base"])
+            base = decode_position(values[b"base"])  # the last position before a takeover
         except ValueError:
             return False
-        return position[1] == 0 and base == previous
+        _epoch, index = position
+        return index == 0 and base == previous
 
     def add(self, position: Position, values: dict[bytes, bytes], decoder: RecordDecoder) -> None:
         """Check the next entry, and collect what it contains."""

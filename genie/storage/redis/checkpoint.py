@@ -180,7 +180,7 @@ class Checkpointer:
         reader.seek(meta.history.up_to(meta.checkpoint.position))
         try:
             while reader.position < end:
-                entries = await reader.read(None)
+                entries = await reader.read(wait_ms=None)
                 if not entries:  # the log does not reach `end`
                     self._on_loss(has_lost_state=False)
                     return None, {}

@@ -285,7 +285,7 @@ class BatchInFlight:
 
 def _none_in_flight(counters: Batch) -> BatchInFlight:
     """Return a finished placeholder with index 0 and these counters, which precedes the first batch of an epoch."""
-    batch = BatchInFlight(0, counters, {}, b"")
+    batch = BatchInFlight(0, counters, lines={}, encoded=b"")
     batch.abandon()
     return batch
 

@@ -189,8 +189,8 @@ def _on_leader(
 ) -> Decision:
     """Decide what to do if the leader stored in `meta` may be alive.
 
-    With `diverged`, the lineage of `meta` does not contain the position of the replica, because of a rollback or a
-    fork.
+    With `diverged`, the epoch history of `meta` does not contain the position of the replica, because of a rollback
+    or a fork.
     """
     if not replica.is_loaded:
         return Decision(Action.LOAD_SNAPSHOT)

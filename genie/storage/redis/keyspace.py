@@ -114,7 +114,7 @@ class Meta:
 
     @property
     def history(self) -> EpochHistory:
-        """The lineage of the stored state: the earlier epochs and the current position."""
+        """The epoch history of the stored state: the earlier epochs and the current position."""
         return EpochHistory((*self.before, self.position))
 
 
@@ -175,7 +175,7 @@ class Keyspace:
         self.epoch = LeaderEpoch(0, "", "")
         """The last epoch that this node led. Its number is 0 if this node has never led."""
         self.history = EpochHistory()
-        """The lineage up to the start of `epoch`."""
+        """The epoch history up to the start of `epoch`."""
 
     def key(self, name: str) -> str:
         """Return a key of the namespace."""
@@ -242,14 +242,14 @@ class Keyspace:
                 epoch,
                 node,
                 observed,
-                no_history.ends,
-                no_history.position,
+                ends=no_history.ends,
+                base=no_history.position,
                 checkpoint=Checkpoint((epoch.number, 0), Batch()),
                 candidate_id=self._candidate_id,
             )
         else:
             epoch = replace(epoch, state=observed.epoch.state)
-            takeover = Takeover(epoch, node, observed, observed.history.ends, observed.position)
+            takeover = Takeover(epoch, node, observed, ends=observed.history.ends, base=observed.position)
         self._attempted_acquisition = epoch
         return await self._acquire(takeover)
 
@@ -361,7 +361,7 @@ class Keyspace:
     async def restore_snapshot(
         self, node: Node | None, state: Batch, history: EpochHistory, log_end: str | None = None
     ) -> None:
-        """Write the in-memory state with its lineage to a Redis that has lost commits, in a new epoch.
+        """Write the in-memory state with its epoch history to a Redis that has lost commits, in a new epoch.
 
         `node` is the leader of the epoch, or None so that any node can take over at once. If the namespace has no
         metadata and `log_end` is not None, the log must end with the entry of this id.
@@ -387,7 +387,7 @@ class Keyspace:
             epoch,
             node,
             meta,
-            history.ends,
+            ends=history.ends,
             base=None,
             checkpoint=Checkpoint((epoch.number, 0), state),
             record_count=record_count,
@@ -509,10 +509,7 @@ class Keyspace:
         await self.primary.eval(_REGISTER_SNAPSHOT, [self.meta, self.key("snapshots")], epoch.state)
 
     def _on_acquired(self, epoch: LeaderEpoch, before: tuple[Position, ...]) -> None:
-        """Set the epoch that this node leads, and its lineage.
-
-        `before` are the last positions of the earlier epochs.
-        """
+        """Set the epoch that this node leads. `before` are the last positions of the earlier epochs."""
         self.epoch = epoch
         self._attempted_acquisition = None
         self.history = EpochHistory((*before, (epoch.number, 0)))

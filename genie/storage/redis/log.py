@@ -28,14 +28,14 @@ kept."""
 
 @dataclass(frozen=True, slots=True)
 class EpochHistory:
-    """The lineage of a state."""
+    """The epoch history of a state: the epochs that led to it. It shows whether one of two states led to the other."""
 
     ends: tuple[Position, ...] = ((0, 0),)
     """The last position of each earlier epoch, oldest first, then the position of the state."""
 
     @property
     def position(self) -> Position:
-        """The position of the state whose lineage this is."""
+        """The position of the state whose epoch history this is."""
         return self.ends[-1]
 
     @property
@@ -44,15 +44,16 @@ class EpochHistory:
         return next((end for end in reversed(self.ends) if end[1]), self.ends[0])
 
     def contains(self, position: Position) -> bool:
-        """Return whether `position` is on this lineage: the position of this state, or of an earlier state that led to it."""
-        return any(epoch == position[0] and position[1] <= index for epoch, index in self.ends)
+        """Return whether `position` is that of this state, or of an earlier state that led to it."""
+        epoch, index = position
+        return any(end_epoch == epoch and index <= end_index for end_epoch, end_index in self.ends)
 
     def extends(self, position: Position) -> bool:
-        """Return whether `position` is on this lineage and earlier than the position of this state."""
+        """Return whether `position` is that of an earlier state that led to this state."""
         return position != self.position and self.contains(position)
 
     def has_commits_beyond(self, other: EpochHistory) -> bool:
-        """Return whether this lineage continues the lineage `other` with at least one more commit."""
+        """Return whether this history continues the history `other` with at least one more commit."""
         return self.last_committed != other.last_committed and self.extends(other.last_committed)
 
     def without(self, unacknowledged: Collection[Position]) -> EpochHistory:
@@ -71,7 +72,7 @@ class EpochHistory:
         return EpochHistory((*ends, position)[-MAX_EPOCHS:])
 
     def up_to(self, position: Position) -> EpochHistory:
-        """Return the lineage of the earlier state at `position`, which must be on this lineage."""
+        """Return the epoch history of the earlier state at `position`, which this history must contain."""
         earlier_ends = [end for end in self.ends if end[0] < position[0]]
         return EpochHistory((*earlier_ends, position))
 
@@ -159,7 +160,7 @@ class LogReader:
         self._key = key
         self._max_read_bytes = max_read_bytes
         self.history = EpochHistory()
-        """The lineage of the last entry that was read."""
+        """The epoch history of the last entry that was read."""
         self._max_count = FIRST_READ_ENTRIES
         """How many entries of the average size of the last read have about `max_read_bytes` in total."""
 

@@ -192,7 +192,7 @@ async def _catch_up(
     if meta is None or not meta.history.contains(position_before):
         return False
     while reader.position < meta.position:
-        entries = await reader.read(None)
+        entries = await reader.read(wait_ms=None)
         for entry in entries:
             if isinstance(entry, BatchCommitted):
                 counters = decode_counters(entry.counters)
@@ -208,7 +208,7 @@ async def _catch_up(
 
 
 class Snapshot(NamedTuple):
-    """The whole state of a namespace, and its lineage."""
+    """The whole state of a namespace, and its epoch history."""
 
     history: EpochHistory
     state: Batch
@@ -252,12 +252,12 @@ class LocalReplica:
 
     @property
     def read_history(self) -> EpochHistory:
-        """The lineage up to the last log entry that this node has read, even if the state itself was dropped."""
+        """The epoch history up to the last log entry that this node has read, even if the state itself was dropped."""
         return self._reader.history
 
     @property
     def history(self) -> EpochHistory | None:
-        """The lineage of the latest state that this node could restore, or None if this node has no state."""
+        """The epoch history of the latest state that this node could restore, or None if this node has no state."""
         own_snapshot = self._snapshot_as_leader
         if self.lazy is None:
             return None if own_snapshot is None else own_snapshot.history
@@ -271,13 +271,13 @@ class LocalReplica:
         return self._snapshot_as_leader is not None and self.history is self._snapshot_as_leader.history
 
     def snapshot(self) -> Snapshot | None:
-        """Return the latest state that this node could restore, with its lineage, or None if this node has no state."""
+        """Return the latest state that this node could restore, with its epoch history, or None without a state."""
         if self.has_led_last:
             return self._snapshot_as_leader
         return None if self.lazy is None else Snapshot(self._reader.history, self.lazy.state_machine().snapshot())
 
     def has_commits_missing_from(self, other: EpochHistory) -> bool:
-        """Return whether this node's state continues the lineage `other` with at least one more commit.
+        """Return whether this node's state continues the epoch history `other` with at least one more commit.
 
         Batches of `other` that this node has sent but not acknowledged are not counted.
         """
@@ -287,7 +287,7 @@ class LocalReplica:
         return history.has_commits_beyond(other.without(self._unacknowledged))
 
     def missing_from(self, history: EpochHistory) -> Snapshot | None:
-        """Return the snapshot to restore if Redis, with the lineage `history`, lacks acknowledged commits.
+        """Return the snapshot to restore if Redis, with the epoch history `history`, lacks acknowledged commits.
 
         Otherwise return None.
         """
@@ -330,7 +330,7 @@ class LocalReplica:
         self._snapshot_as_leader = None
 
     def discard(self) -> None:
-        """Drop the replica and the state as a former leader, because Redis has another lineage (a fork)."""
+        """Drop the replica and the state as a former leader, because Redis has another epoch history (a fork)."""
         self.lazy = self._snapshot_as_leader = None
 
     def keep_only(self, snapshot: Snapshot) -> None:

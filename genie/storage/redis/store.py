@@ -277,7 +277,7 @@ class RedisStore:
         return PriorLeadership(Snapshot(self._history(), self._snapshot()), acknowledged)
 
     def _history(self) -> EpochHistory:
-        """Return the lineage up to the batch in flight, or up to the last batch if none is in flight, in this node's epoch."""
+        """Return the epoch history up to the last batch of this node's epoch, which may be in flight."""
         return self._keyspace.history.advanced_to((self._keyspace.epoch.number, self._writer.batch.index))
 
     async def _step_down(self) -> None:

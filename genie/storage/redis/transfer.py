@@ -174,7 +174,7 @@ def _decode_header(line: bytes) -> Header:
         raise TransferError(
             f"line 1: the export has the format version {found.get('version')}, and this version of Genie knows {FORMAT_VERSION}"
         )
-    header: Header = _decode(1, line, Header)
+    header: Header = _decode(line_number=1, line=line, kind=Header)
     try:
         decode_position(header.position.encode())
     except ValueError:
@@ -213,7 +213,7 @@ async def import_namespace(url: str, namespace: str, header: Header, state: Batc
             state.next_id = max(state.next_id, present.next_id)
             state.next_fence = max(state.next_fence, present.next_fence)
         history = EpochHistory() if meta is None else meta.history
-        await keyspace.restore_snapshot(None, state, history)
+        await keyspace.restore_snapshot(node=None, state=state, history=history)
     except LeadershipLost as error:
         raise TransferError(
             f"a server became the leader of the namespace {namespace!r} during the import: {error}"
