@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
-from operator import itemgetter
 from typing import cast
 
 from genie.core.lock_order.members import HeldClasses
@@ -36,10 +35,7 @@ AffectedQueues = list[QueueChange]
 
 def earlier(one: QueueEntry | None, other: QueueEntry | None) -> QueueEntry | None:
     """Return the earlier of two positions of a queue. None is the position before the first waiter."""
-    if one is None or other is None:
-        return None
-    # By priority and ticket only: these may be equal, if one position was left by a request that has moved.
-    return min(one, other, key=itemgetter(0, 1))
+    return None if one is None or other is None else min(one, other)
 
 
 def _dict_with_stored_hashes() -> dict[str, Request]:

@@ -54,7 +54,8 @@ QueueEntry = tuple[float, int, "Request"]
 """An entry of a wait queue: (negated priority, ticket, request), sorted ascending.
 
 The ticket is the id of the request, or after a rearrangement the id of another request in the same
-queue. Priority and ticket are unique within a queue, so a comparison never reaches the request.
+queue. Priority and ticket are unique within a queue. A position that is compared with those of a queue may be that of a
+request that has left it, so that another request has the same position now: see `Request.__lt__`.
 """
 
 
@@ -186,6 +187,14 @@ class Request:
         resources = [f"{self.mode(name)}:{name}" for name in self.names()]
         state = f"{self.id} {self.state.name}" if hasattr(self, "state") else "new"
         return f"<Request {state} {resources} of {self.transaction or 'no transaction'}>"
+
+    def __lt__(self, other: Request) -> bool:
+        """Return False. Two queue entries with the same priority and ticket are compared by their requests: none is earlier."""
+        return False
+
+    def __le__(self, other: Request) -> bool:
+        """Return True: see `__lt__`."""
+        return True
 
     def entry(self, name: str) -> QueueEntry:
         """Return the entry of this waiting request in the wait queue of `name`."""

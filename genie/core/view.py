@@ -322,7 +322,7 @@ def find_by_name(table: LockTable, name: str) -> Matches:
     held = [request for request in held_above if request.id not in holders] if holders else held_above
     if queue:
         entries = [entry for entry in entries if not _waits_in(name, entry[2])]
-    merged = merge(queue, entries, key=_POSITION)
+    merged = merge(queue, entries)
     return Matches(
         chain(held, holders.values()),
         len(held) + len(holders),
@@ -330,9 +330,6 @@ def find_by_name(table: LockTable, name: str) -> Matches:
         len(entries) + len(queue),
     )
 
-
-_POSITION = itemgetter(0, 1)
-"""The negated priority and the ticket of a queue entry. If the request has not moved, they are equal in all its queues."""
 
 _REQUEST = itemgetter(2)
 """The request of a queue entry."""
@@ -365,10 +362,10 @@ def of_subtrees_above(table: LockTable, name: str) -> tuple[list[Request], list[
         return held, [*islice(chain(*queues), MAX_INSPECTED_REQUESTS)]
     limit = MAX_INSPECTED_REQUESTS // len(queues)
     # Sorting takes a third of the time of `merge`.
-    entries = sorted(chain.from_iterable([islice(queue, limit) for queue in queues]), key=_POSITION)
+    entries = sorted(chain.from_iterable([islice(queue, limit) for queue in queues]))
     # Reversed, so that the first entry of a request overwrites its others.
     first_by_request = {entry[2]: entry for entry in reversed(entries)}
-    return held, sorted(first_by_request.values(), key=_POSITION)
+    return held, sorted(first_by_request.values())
 
 
 def _add_subtrees_above(

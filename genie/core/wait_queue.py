@@ -284,27 +284,42 @@ class UnitQueue(SortedQueue):
         index = len(chunks) if entry is None else bisect(chunks, entry, key=_last)  # of the chunk that contains `entry`
         if index:
             if len(sums_before) <= index:
-                of_first_waiters = _add_units(units, islice(chunks[0], MIN_UNIFORM_CHUNK), name)
+                of_first_waiters = _add_units(units, islice(chunks[0], MIN_UNIFORM_CHUNK), self._name)
                 if of_first_waiters[0] >= of_first_waiters[1]:  # the usual case: few units, and a long queue
                     return of_first_waiters
             while len(sums_before) <= index:
-                chunk = chunks[len(sums_before) - 1]
-                of_chunk = self._chunk_sums.get(id(chunk))
-                if of_chunk is None:
-                    of_chunk = self._chunk_sums[id(chunk)] = _add_units(NO_WAITERS, chunk, name)
-                sums_before.append(_sum(sums_before[-1], of_chunk))
+                sums_before.append(_sum(sums_before[-1], self._sum_of(chunks[len(sums_before) - 1])))
             units = _sum(units, sums_before[index])
         if index == len(chunks) or entry is None:
             return units
         chunk = chunks[index]
-        return _add_units(units, islice(chunk, bisect(chunk, entry)), name)
+        return _add_units(units, islice(chunk, bisect(chunk, entry)), self._name)
 
-    def _forget_sums(self, entry: QueueEntry) -> None:
-        """Drop the sums that change when `entry` is added or removed."""
+    def _sum_of(self, chunk: list[QueueEntry]) -> UnitCount:
+        """Return the sum of the units of the waiters in a chunk, and their smallest limit, and cache them."""
+        found = self._chunk_sums.get(id(chunk))
+        if found is None:
+            found = self._chunk_sums[id(chunk)] = _add_units(NO_WAITERS, chunk, self._name)
+        return found
+
+    def _forget_sums(self, entry: QueueEntry) -> int:
+        """Drop the sums that change when `entry` is added or removed. Return the index of the chunk that changes."""
         chunks = self._chunks
         index = min(bisect_left(chunks, entry, key=_last), len(chunks) - 1)
         self._chunk_sums.pop(id(chunks[index]), None)
         del self._sums_before[index + 1 :]
+        return index
+
+    def _sum_changed_chunks(self, entry: QueueEntry) -> None:
+        """Cache the sums of the chunks that have changed because `entry` was added or removed, but not of the first or last chunk.
+
+        These change with nearly every command. If others had no sums, a client could make very many such chunks, and the next
+        check would read all of them.
+        """
+        chunks = self._chunks
+        index = bisect_left(chunks, entry, key=_last)
+        for chunk in chunks[max(index - 1, 1) : min(index + 2, len(chunks) - 1)]:
+            self._sum_of(chunk)
 
 
 NO_WAITERS: Final[UnitCount] = (0, maxsize)
@@ -570,7 +585,7 @@ class WaitQueue:
         original, entry = request.queue_entry, request.entry(name)
         assert original is not None  # noqa: S101 - what mypy needs to know
         moved: list[QueueEntry] = []  # the entries from the current position of the request to its original position
-        has_moved_forward = entry[:2] < original[:2]
+        has_moved_forward = entry < original
         other: QueueEntry | None = entry
         while other is not None and (not moved or moved[-1][:2] != original[:2]):
             other = self._after(other) if has_moved_forward else self._before(other)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from genie.core import Request, wait_queue
 from genie.core import deadlines as deadlines_module
 from genie.core.deadlines import Deadlines
+from genie.core.lock_table import earlier
 from genie.core.model import QueueEntry, details_of
 from genie.core.wait_queue import SortedQueue, UnitQueue
 from support.runs.searches import examples
@@ -84,6 +85,19 @@ def test_a_sorted_queue_equals_a_sorted_list(steps: list[tuple[str, int, int]], 
                 assert list(queue.between(entry, plain[j])) == plain[i + 1 : j]
     finally:
         SortedQueue.max_chunk, wait_queue.MIN_UNIFORM_CHUNK = usual, usual_uniform
+
+
+def test_the_search_after_a_position_ignores_another_request_that_has_the_position_now() -> None:
+    queue, entries = SortedQueue(), [(0.0, ticket, request_of("T")) for ticket in range(3)]
+    for entry in entries:
+        queue.add(entry)
+    left = (0.0, 1, request_of("U"))
+    assert [*queue.between(left, None)] == entries[2:]
+    assert [*queue.between(None, left)] == entries[:1]
+    assert queue.before(left) == entries[0]
+    assert queue.after(left) == entries[2]
+    assert not queue.has_other_before((0.0, 0, request_of("U")), "U")
+    assert earlier(left, entries[1]) is left
 
 
 @examples(60)
