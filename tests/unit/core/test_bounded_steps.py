@@ -291,7 +291,10 @@ def test_a_name_with_many_slashes_is_compared_with_few_subtrees() -> None:
     assert instructions(manager, Request((), names)) < 12 * MAX_INSTRUCTIONS
     assert instructions(manager, Release(manager.next_id - 1)) < 8 * MAX_INSTRUCTIONS
     assert count(lambda: manager.grant_if_uncontended(Request((), names), 0)) < 4 * MAX_INSTRUCTIONS
-    assert count(lambda: manager.release_if_uncontended(manager.next_id - 1, None)) < 4 * MAX_INSTRUCTIONS  # type: ignore[arg-type]
+    id_, found = manager.next_id - 1, list[Request | None]()
+    assert count(lambda: found.append(manager.release_if_uncontended(id_, None))) < 100  # type: ignore[arg-type]
+    assert found == [None], "its release is a step, of which the server measures the duration"
+    assert instructions(manager, Release(id_)) < 8 * MAX_INSTRUCTIONS
     assert not manager.table.uncontended
     take = Take(Request(), [(name, X) for name in names], [1] * 1_000, 2_000)
     assert instructions(manager, take) < 3 * MAX_INSTRUCTIONS
