@@ -750,7 +750,8 @@ class LockManager:
             if is_grantable(table, request):
                 self._grant_waiter(request, now, events)
         if table.unmoved:  # a subtree was closed, in whose queue they had moved
-            events += map(Moved, table.unmoved)
+            # Some may have ended since, if an earlier step has closed it.
+            events += [Moved(request) for request in table.unmoved if request.state is not ENDED]
             table.unmoved.clear()
         if table.specials:
             left += self._grant_beside_units(candidates, now, events)

@@ -532,6 +532,24 @@ def test_a_search_for_pending_grants_begins_again_if_waiters_return_to_their_ori
     check(manager)
 
 
+def test_a_request_that_has_ended_is_not_stored_because_it_had_moved() -> None:
+    """Its record may be a retained reply now, which a later leader needs."""
+    manager = LockManager()
+    step(manager, "other", *(f"a/0/{number}" for number in range(10)), transaction="T")
+    subtree = step(manager, "a/**", transaction="T")
+    assert move_waiters(manager, 0, 10)
+    queue = manager.table.subtrees["a/**"].wait_queue
+    assert queue is not None
+    moved = [*queue.moved.values()]
+    manager.table.close_room = 0  # as if other subtrees with many waiters had ended
+    manager.step(Release(subtree.id), 0)
+    assert manager.table.closing
+    step(manager, shared=("a/**", "other"))  # the waiters return to their original positions
+    events = manager.step(Release(moved[0].id), 0)
+    assert {event.request for event in events if isinstance(event, Moved)} == {*moved[1:]}
+    check(manager)
+
+
 def test_the_end_of_a_subtree_lock_reads_few_of_the_waiters_below(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 20)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
