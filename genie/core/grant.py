@@ -254,7 +254,7 @@ def _units_that_may_fit(
     assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
     total, smallest = resource.special.in_use, maxsize
     if after is not None:
-        total, smallest = queue.add_units_before(name, (total, smallest), after, included=True)
+        total, smallest = queue.add_units_before((total, smallest), after, included=True)
     if total >= smallest:
         return
     for entry in queue.of_mode(U).between(after, stop):
@@ -476,13 +476,12 @@ def _is_unblocked(table: LockTable, request: Request, name: str, mode: QueueMode
         return False
     if any(each.has_other_before(entry, owner) for each in queue.conflicting(mode)):
         return False
-    return mode != U or units_fit(resource, request.units[name], name, queue, entry)
+    return mode != U or units_fit(resource, request.units[name], queue, entry)
 
 
 def units_fit(
     resource: LockedResource,
     asked: UnitCount,
-    name: str,
     queue: WaitQueue | None = None,
     entry: QueueEntry | None = None,
 ) -> bool:
@@ -499,7 +498,7 @@ def units_fit(
         assert isinstance(special, Counted)  # noqa: S101 - units of a subtree do not exist
         in_use = special.in_use
     if queue is not None:
-        in_use, limit = queue.add_units_before(name, (in_use, limit), entry)
+        in_use, limit = queue.add_units_before((in_use, limit), entry)
     return units + in_use <= limit
 
 
@@ -514,7 +513,7 @@ def waits_for_holder(table: LockTable, request: Request) -> bool:
         resource = table.resources[name]
         if _is_held_in_conflict(table, resource, name, request.owner, mode):
             return True
-        if mode == U and not units_fit(resource, request.units[name], name):
+        if mode == U and not units_fit(resource, request.units[name]):
             return True
     return False
 
@@ -550,7 +549,7 @@ def _is_immediately_grantable_beside_specials(table: LockTable, request: Request
             continue
         if resource.wait_queue is not None or _is_held_in_conflict(table, resource, name, request.owner, mode):
             return may_own and _already_owns(table, request, str(request.transaction))
-        if mode == U and not units_fit(resource, request.units[name], name):
+        if mode == U and not units_fit(resource, request.units[name]):
             return False
     if not table.subtrees or _has_room_below_subtrees(table, request.owner, request.modes()):
         return True
@@ -612,13 +611,13 @@ def is_available(
         own_grants = table.grant_count(owner, name)
         holds_as_much = resource.exclusive_count or (mode == S and resource.special is None)
         if own_grants and holds_as_much:
-            return units is None or units_fit(resource, units, name, resource.wait_queue)
+            return units is None or units_fit(resource, units, resource.wait_queue)
         if _is_held_in_conflict(table, resource, name, owner, mode):
             return False
         queue = resource.wait_queue
         if queue is not None and any(each.first_not_owned_by(owner) is not None for each in queue.conflicting(mode)):
             return False
-        if units is not None and not units_fit(resource, units, name, queue):
+        if units is not None and not units_fit(resource, units, queue):
             return False
     known = RoomBelow() if room_below is None else room_below
     subtree = table.innermost_subtree(name, known.innermost) if table.subtrees else None

@@ -163,7 +163,7 @@ def _scan_special_resource(table: LockTable, request: Request, name: str, mode: 
     """
     resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
     blocking = list(CONFLICTS[mode])
-    if mode == U and not units_fit(resource, request.units[name], name, queue, entry):
+    if mode == U and not units_fit(resource, request.units[name], queue, entry):
         blocking.append(U)
     for holder in resource.holders.values():
         blocks = holder.owner != request.owner and resource.holder_mode(name, holder) in blocking

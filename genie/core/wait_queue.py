@@ -136,6 +136,7 @@ class SortedQueue:
                 chunks.append([entry])
                 if self._uniform_owners is not None:
                     self._uniform_owners.append(None)
+                self._on_new_chunk(entry)
             return
         index = bisect_left(chunks, entry, key=_last)
         chunk = chunks[index]
@@ -147,6 +148,10 @@ class SortedQueue:
             del chunk[self.max_chunk // 2 :]
             if self._uniform_owners is not None:
                 self._uniform_owners.insert(index + 1, None)
+            self._on_new_chunk(entry)
+
+    def _on_new_chunk(self, entry: QueueEntry) -> None:
+        """Do nothing, for subclasses: the insertion of `entry` has made one more chunk."""
 
     def add_all(self, entries: Iterable[QueueEntry]) -> None:
         """Insert many entries, in any order."""
@@ -235,18 +240,20 @@ class SortedQueue:
 
 
 class UnitQueue(SortedQueue):
-    """The waiters for units, with cached sums of the units that they ask for.
+    """The waiters for units of the resource `name`, with cached sums of the units that they ask for.
 
     The check of a waiter needs the sum of the units of all earlier waiters, and a queue may have a million waiters. So the sum
-    of each chunk is cached until the chunk changes, and a check reads the entries of one chunk.
+    of each chunk is cached until the chunk changes. All chunks except the first and the last one always have a sum, so that a
+    check never reads more than two of them.
     """
 
-    __slots__ = ("_chunk_sums", "_sums_before")
+    __slots__ = ("_chunk_sums", "_name", "_sums_before")
 
     max_chunk: ClassVar[int] = 64
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self._name = name
         self._chunk_sums: dict[int, UnitCount] = {}
         """By the `id` of a chunk: the sum of the units of its waiters, and their smallest limit."""
         self._sums_before: list[UnitCount] = [NO_WAITERS]
@@ -256,14 +263,25 @@ class UnitQueue(SortedQueue):
     def add(self, entry: QueueEntry) -> None:
         """Insert an entry at its sorted position."""
         if self._chunk_sums:
-            self._forget_sums(entry)
-        super().add(entry)
+            index = self._forget_sums(entry)
+            super().add(entry)
+            if 0 < index < len(self._chunks) - 1:
+                self._sum_changed_chunks(entry)
+        else:
+            super().add(entry)
 
     def remove(self, entry: QueueEntry) -> None:
         """Remove an entry, which must be present."""
         if self._chunk_sums:
-            self._forget_sums(entry)
-        super().remove(entry)
+            index = self._forget_sums(entry)
+            super().remove(entry)
+            if index:
+                self._sum_changed_chunks(entry)
+        else:
+            super().remove(entry)
+
+    def _on_new_chunk(self, entry: QueueEntry) -> None:
+        self._sum_changed_chunks(entry)
 
     def _merge(self, index: int) -> None:
         for chunk in self._chunks[index : index + 2]:
@@ -271,13 +289,11 @@ class UnitQueue(SortedQueue):
         del self._sums_before[index + 1 :]
         super()._merge(index)
 
-    def add_units_before(
-        self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False
-    ) -> UnitCount:
+    def add_units_before(self, units: UnitCount, entry: QueueEntry | None, *, included: bool = False) -> UnitCount:
         """Return the sum of `units` and of the units that the waiters before `entry` ask for, and the smallest limit of all.
 
-        `name` is the resource of this queue. With None for `entry`, all waiters count. With `included`, `entry` itself counts,
-        too, if it is in the queue. Once the sum reaches the smallest limit, later waiters may be missing in both.
+        With None for `entry`, all waiters count. With `included`, `entry` itself counts, too, if it is in the queue. Once the
+        sum reaches the smallest limit, later waiters may be missing in both.
         """
         chunks, sums_before = self._chunks, self._sums_before
         bisect = bisect_right if included else bisect_left
@@ -444,24 +460,22 @@ class WaitQueue:
         """Return the queues of the modes that conflict with `mode`, without empty queues."""
         return [queue for other in CONFLICTS[mode] if (queue := self.of_mode(other))]
 
-    def add_units_before(
-        self, name: str, units: UnitCount, entry: QueueEntry | None, *, included: bool = False
-    ) -> UnitCount:
+    def add_units_before(self, units: UnitCount, entry: QueueEntry | None, *, included: bool = False) -> UnitCount:
         """Return the result of `UnitQueue.add_units_before` for the waiters for units, or `units` if there are none."""
         queue = self.others.get(U)
-        return queue.add_units_before(name, units, entry, included=included) if isinstance(queue, UnitQueue) else units
+        return queue.add_units_before(units, entry, included=included) if isinstance(queue, UnitQueue) else units
 
-    def add(self, entry: QueueEntry, mode: QueueMode) -> None:
-        """Insert an entry at its sorted position."""
-        if mode > X:  # units or an intention
-            self._create_queue(mode)
+    def add(self, name: str, entry: QueueEntry, mode: QueueMode) -> None:
+        """Insert an entry at its sorted position. `name` is the resource of this queue."""
+        if mode > X:
+            self._create_queue(name, mode)
         self.of_mode(mode).add(entry)
 
-    def _create_queue(self, mode: QueueMode) -> None:
+    def _create_queue(self, name: str, mode: QueueMode) -> None:
         if not self.others:
             self.others = {}
         if mode not in self.others:
-            self.others[mode] = UnitQueue() if mode == U else SortedQueue()
+            self.others[mode] = UnitQueue(name) if mode == U else SortedQueue()
 
     def remove(self, entry: QueueEntry, mode: QueueMode) -> None:
         """Remove an entry, which must be present."""
@@ -520,7 +534,7 @@ class WaitQueue:
         elif mode == S:
             self.shared.add(request.entry(name))
         else:
-            self.add(request.entry(name), mode)
+            self.add(name, request.entry(name), mode)
 
     def _insert_among_inverted(self, name: str, request: Request, mode: QueueMode, moved: dict[Request, int]) -> None:
         """Insert a new request into a queue with a priority inversion.
@@ -537,7 +551,7 @@ class WaitQueue:
             others = [*self.entries_between(entry, demoted, max_moves), demoted]
         else:
             others = self._lower_priorities_before(entry, request, max_moves)
-        self.add(entry, mode)
+        self.add(name, entry, mode)
         requests = [other[2] for other in others]
         # If these requests may not move, the new request must be rejected, as if the steps were too many.
         needed_steps = move_steps(requests) if self.may_move(name, requests) else steps_left + 1
@@ -625,7 +639,7 @@ class WaitQueue:
 
     def restore_all(self, name: str, requests: Iterable[Request], mode: QueueMode) -> None:
         """Insert many waiters below the subtree `name`, none of them `simple`, at their stored positions."""
-        self._create_queue(mode)
+        self._create_queue(name, mode)
         entries = [request.entry(name) for request in requests]
         self.of_mode(mode).add_all(entries)
         self.non_simple_count += len(entries)
@@ -636,7 +650,7 @@ class WaitQueue:
     def _insert_entry(self, name: str, request: Request, mode: QueueMode) -> None:
         """Insert a request at the position of its entry for `name`."""
         entry = request.entry(name)
-        self.add(entry, mode)
+        self.add(name, entry, mode)
         self._note_position(name, entry)
 
     def _note_position(self, name: str, entry: QueueEntry) -> None:

@@ -23,6 +23,7 @@ from genie.core import (
     view,
 )
 from genie.core.model import Details, details_of
+from genie.core.wait_queue import UnitQueue
 from genie.lock_modes import WHOLE_NAMESPACE, QueueMode, S, X
 from genie.observability.stats import Stats
 from simulator.invariants import check
@@ -250,6 +251,21 @@ def test_waiters_for_units_do_not_read_all_earlier_ones() -> None:
     assert instructions(manager, Release(holder.id)) < 5 * MAX_INSTRUCTIONS
     assert finish(manager) < 5 * MAX_INSTRUCTIONS
     assert max(instructions(manager, Expire(), 20) for _ in range(3)) < 10 * MAX_INSTRUCTIONS
+
+
+def test_the_first_check_of_a_long_queue_for_units_does_not_read_all_waiters() -> None:
+    """They could not be granted, so their units were never added before."""
+
+    for ended in 1, 5 * MANY // UnitQueue.max_chunk:  # of each chunk, one waiter has ended
+        manager = LockManager()
+        holder = lock(manager, "a")
+        waiters = [ask(manager, {"a": (1, 1_000_000)}) for _ in range(5 * MANY)]
+        for waiter in waiters[:: 5 * MANY // ended]:
+            manager.step(Release(waiter.id), 0)
+        manager.step(Release(holder.id), 0)
+        new = Request(queue_timeout_ms=1e9)
+        new.details = details_of((), (), {"a": (1, 1_000_000)})
+        assert instructions(manager, new) < 2 * len(waiters), "one addition for each chunk"
 
 
 def test_a_transaction_may_wait_for_more_units_than_the_limit_of_a_request_that_has_ended() -> None:

@@ -26,6 +26,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["add", "add", "remove"]), st.integer
 def request_of(owner: str) -> Request:
     request = Request()
     request.owner = owner
+    request.details = details_of((), (), {"a": (1, 10)})
     return request
 
 
@@ -34,12 +35,12 @@ def has_short_chunks(queue: SortedQueue) -> bool:
     return any(len(one) + len(other) <= queue.max_chunk // 2 for one, other in pairwise(queue._chunks))
 
 
-@pytest.mark.parametrize("kind", [SortedQueue, UnitQueue])
+@pytest.mark.parametrize("queue", [SortedQueue(), UnitQueue("a")], ids=["SortedQueue", "UnitQueue"])
 def test_a_queue_of_which_most_entries_are_removed_has_few_chunks(
-    kind: type[SortedQueue], monkeypatch: pytest.MonkeyPatch
+    queue: SortedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kind, "max_chunk", 16)
-    queue, removed, left = kind(), list[QueueEntry](), list[QueueEntry]()
+    monkeypatch.setattr(type(queue), "max_chunk", 16)
+    removed, left = list[QueueEntry](), list[QueueEntry]()
     for ticket in range(0, 3_200, 16):
         added = [(0.0, ticket + number, request_of("T")) for number in range(16)]
         for entry in added:
@@ -105,7 +106,7 @@ def test_the_search_after_a_position_ignores_another_request_that_has_the_positi
 def test_the_units_before_a_waiter_are_those_of_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     UnitQueue.max_chunk, usual = 4, UnitQueue.max_chunk
     try:
-        queue, plain = UnitQueue(), list[QueueEntry]()
+        queue, plain = UnitQueue("a"), list[QueueEntry]()
         for ticket, (what, priority, where) in enumerate(steps):
             if what == "add":
                 request = Request()
@@ -115,13 +116,16 @@ def test_the_units_before_a_waiter_are_those_of_a_sorted_list(steps: list[tuple[
             elif plain:
                 queue.remove(plain.pop(where % len(plain)))
             assert not has_short_chunks(queue)
+            chunk_ids, with_sum = [*map(id, queue._chunks)], queue._chunk_sums.keys()
+            assert with_sum <= {*chunk_ids}
+            assert with_sum >= {*chunk_ids[1:-1]}
             for limit in (20, 10**6):
                 last = [] if not plain else [(plain[where % len(plain)], included) for included in (False, True)]
                 for entry, included in [(None, False), *last]:
                     earlier = plain if entry is None else plain[: plain.index(entry) + included]
                     units = sum(each[2].units["a"][0] for each in earlier)
                     smallest = min([limit, *(each[2].units["a"][1] for each in earlier)])
-                    found = queue.add_units_before("a", (0, limit), entry, included=included)
+                    found = queue.add_units_before((0, limit), entry, included=included)
                     assert found == (units, smallest) or (found[0] >= found[1] and units >= smallest)
     finally:
         UnitQueue.max_chunk = usual
