@@ -34,7 +34,7 @@ def redaction_key(directory: Path, *, create: bool = True) -> bytes:
         _create_key(path)
     key, _ = read_regular_file(str(path))
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path} is damaged: it has {len(key)} bytes, not {KEY_BYTES}")
+        raise ValueError(f"{path} is damaged, restore it from a backup: it has {len(key)} bytes, not {KEY_BYTES}")
     return key
 
 

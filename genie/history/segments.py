@@ -185,7 +185,7 @@ class Segment:
         except FileNotFoundError:
             if not self.path.exists():
                 raise  # both files were deleted after the directory was listed
-            raise UnreadableHistory(f"{self.path} has no index") from None
+            raise UnreadableHistory(f"{self.path} has no index: restore it from a backup, or delete the file") from None
         self._index = content[:-CRC_BYTES]
         if zlib.crc32(self._index).to_bytes(CRC_BYTES, "little") != content[-CRC_BYTES:]:
             raise UnreadableHistory(f"{path}: damaged, its checksum is wrong")

@@ -464,7 +464,7 @@ async def test_a_master_with_too_few_replicas_is_rejected(plain: Redis) -> None:
         opening = asyncio.create_task(client.open())
 
         async def is_logged() -> bool:
-            return any("has 0 replicas, and must have 1" in str(line.get("reason")) for line in lines)
+            return any("has 0 replicas, and GENIE_REDIS" in str(line.get("reason")) for line in lines)
 
         await until("the error is logged", is_logged)
         opening.cancel()
@@ -628,7 +628,9 @@ async def test_a_repeated_error_is_logged_once() -> None:
             opening.cancel()
             await asyncio.wait([opening])
         await client.store.close()
-    assert [line["reason"] for line in lines] == [f"127.0.0.1:{one.port} has 0 replicas, and must have 1"]
+    assert [line["reason"] for line in lines] == [
+        f"127.0.0.1:{one.port} has 0 replicas, and GENIE_REDIS_MIN_REPLICAS requires 1"
+    ]
 
 
 async def test_an_error_says_that_a_server_is_no_redis() -> None:

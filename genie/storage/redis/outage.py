@@ -57,7 +57,8 @@ class OutageLog:
         if leads:
             self._log.warning("store unavailable, queueing commits", reason=text)
         elif is_follower_denied:
-            self._log.warning("store access denied, retrying slowly", reason=text)
+            hint = "check the password and the permissions of the Redis user"
+            self._log.warning("store access denied, retrying slowly", reason=text, hint=hint)
         else:
             self._log.warning("store unavailable, not serving until it is back", reason=text)
         return self.current

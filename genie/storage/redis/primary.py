@@ -264,7 +264,9 @@ class Primary:
             raise RedisFailure(f"{connection.address} is not a master, its role is {role.decode()}")
         replicas = len(reply[2])
         if replicas < self._min_replicas:
-            raise RedisFailure(f"{connection.address} has {replicas} replicas, and must have {self._min_replicas}")
+            raise RedisFailure(
+                f"{connection.address} has {replicas} replicas, and GENIE_REDIS_MIN_REPLICAS requires {self._min_replicas}"
+            )
         await _read_server_info(connection)
         if self._fsync and (0, 0) < connection.version < (7, 2):  # (0, 0) if the server does not report its version
             raise RedisFailure(

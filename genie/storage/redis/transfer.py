@@ -149,7 +149,8 @@ def _check_trailer(number: int, line: bytes, state: Batch) -> None:
     trailer: _Trailer = _decode(number, line, _Trailer)
     if trailer.count != len(state.changes):
         raise TransferError(
-            f"line {number}: the count is {trailer.count}, and the file has {len(state.changes)} records"
+            f"line {number}: the count is {trailer.count}, and the file has {len(state.changes)} records: "
+            "lines were lost or added"
         )
 
 
