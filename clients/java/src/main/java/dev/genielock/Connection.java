@@ -23,11 +23,11 @@ final class Connection {
     private static final int LEASE_PARTS = 3; // how often the lease of the session is renewed while it lasts
     static final long MAX_ATTEMPT = 5_000_000_000L; // for a connection and its handshake
     private static final int READ_BUFFER = 64 << 10;
-    private static final int MAX_INLINE = 4 << 10; // bytes of a command that its caller writes to the connection
+    private static final int MAX_INLINE = 16 << 10; // bytes without an answer: the sockets have room for them, and no write blocks
     private static final long NANOS_PER_MS = 1_000_000L;
     private static final long RESERVED_FOR = NANOS_PER_MS; // without a call; then the thread of the dialer reads
     private static final long MAX_CALLER_READ = 10 * NANOS_PER_MS; // then a caller stops reading; an interrupt does not end it before
-    private static final int MIN_WRITE = 2 << 10; // bytes that the writer writes while callers may add more: the server begins earlier
+    private static final int MIN_WRITE = 2 << 10; // bytes that are written while callers may add more: the server begins earlier
     private static final int MAX_UNSENT = 1 << 20; // bytes that may wait for the writer; new calls wait beyond it
 
     // A server hangs if it is silent for so long after a ping. That is measured in steps: before the last one, a client that was
@@ -58,12 +58,13 @@ final class Connection {
     private Future<?> timer; // limits the time until the answer to the first ping, and then keeps the session alive
     private Call ping; // the last ping of the keepalive
     private long silence; // the steps since then without a message
-    private ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands for the writer
-    private boolean isWriting; // the writer has taken output, and has not written it yet
+    private final ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands that were not taken
+    private boolean isWriting; // a thread has taken output, and has not written it yet
+    private byte[] taken; // that output: only this thread uses it
     private boolean isReading; // by the thread of the dialer, or by a caller
-    private boolean isDirect; // a caller is going to write and to read
+    private boolean isDirect; // it is the only caller, which is going to read, too
     private boolean isReserved; // a call was answered a short time ago; the next caller may read its answer itself
-    private boolean isWaking; // the reader wakes callers, which add their next commands before the writer begins
+    private boolean isWaking; // the reader wakes several callers, which add their next commands before these are written
 
     /** {@code onClose} is called once, when it is closed. */
     Connection(Session session, Config.Address address, Consumer<Connection> onClose) {
@@ -170,41 +171,40 @@ final class Connection {
     }
 
     /**
-     * Writes the line of the only call without an answer, and reads its answer, in the thread of its caller: this saves two switches
-     * of threads. A caller does not read if a timeout may end the read within a record of TLS, or if its interrupt would close the
-     * socket, as that of a virtual thread. The write does not block: the line is short, and the server has answered all earlier ones,
-     * so it has read them. If it has not read them nevertheless, the keepalive closes the connection.
+     * Writes the output in the thread of a caller, and reads the answer if no other call waits for one: this saves switches of threads.
+     * A caller does not read if a timeout may end the read within a record of TLS, or if its interrupt would close the socket, as that
+     * of a virtual thread. If the write blocks although few bytes have no answer, the keepalive closes the connection.
      */
-    void exchange(Call call, long limit) {
+    void exchange(long limit) {
         Thread caller = Thread.currentThread();
         try {
-            write(call.line);
-            if (mayRead(caller)) readOnce((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
+            write();
+            boolean mayRead = !address.isSecure() && !caller.isInterrupted() && !caller.getThreadGroup().getName().equals("VirtualThreads");
+            if (endWriting(mayRead)) readOnce((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
         } catch (RuntimeException | Error e) {
             close(e);
         }
     }
 
-    /** Writes lines. After a failure, the reader finds the end of the connection, but first the last messages of the server. */
-    private void write(byte[] lines) {
+    /** Writes what was taken. After a failure, the reader finds the end of the connection, but first the last messages of the server. */
+    private void write() {
         try {
-            out.write(lines);
+            out.write(taken);
         } catch (IOException e) {
             // the reader closes the connection
         }
     }
 
-    /** Ends the exclusive writing of a caller, and returns whether it may read. */
-    private boolean mayRead(Thread caller) {
+    /** Ends a write, and returns whether its thread reads next. */
+    private boolean endWriting(boolean mayRead) {
         try (var held = session.mutex.hold()) {
             isWriting = false;
+            takes(false);
+            boolean reads = isDirect && mayRead && !isReading;
+            if (isDirect && !reads) session.readerChanged.signalAll();
             isDirect = false;
-            if (isReady()) session.outputChanged.signalAll();
-            boolean mayRead = !isReading && !address.isSecure() && !caller.isInterrupted()
-                    && !caller.getThreadGroup().getName().equals("VirtualThreads");
-            isReading |= mayRead;
-            if (!mayRead) session.readerChanged.signalAll();
-            return mayRead;
+            isReading |= reads;
+            return reads;
         }
     }
 
@@ -244,12 +244,14 @@ final class Connection {
         hasRead = true;
     }
 
-    /** Ends the waking of callers. */
+    /** Ends the waking of callers, and writes what they have added. */
     void endWaking() {
         try (var held = session.mutex.hold()) {
             isWaking = false;
-            if (isReady()) session.outputChanged.signalAll();
+            if (!takes(true)) return;
         }
+        write();
+        endWriting(false);
     }
 
     // The rest is called with the mutex of the session locked, except writeOutput.
@@ -288,11 +290,11 @@ final class Connection {
         }
     }
 
-    /** Ends a turn to read. The thread that has read wakes callers next if {@code wakes}. */
-    void endTurn(boolean wakes) {
+    /** Ends a turn to read. The thread that has read wakes a number of callers next. */
+    void endTurn(int woken) {
         isReading = false;
-        isReserved = wakes && !address.isSecure(); // a caller that is answered may make the next call, and read its answer
-        isWaking = wakes;
+        isReserved = woken > 0 && !address.isSecure(); // a caller that is answered may make the next call, and read its answer
+        isWaking = woken > 1;
         if (session.hasCalls() || failure.get() != null) session.readerChanged.signalAll();
     }
 
@@ -300,38 +302,48 @@ final class Connection {
 
     /** Sends the line of a call. {@code isOnly}: the server has answered all earlier commands. */
     void send(Call call, boolean isOnly) {
-        if (isOnly && call.isForeground && output.size() == 0 && !isWriting && call.line.length <= MAX_INLINE) {
-            call.direct = this;
-            isWriting = true;
-            isDirect = true;
-            return;
-        }
-        boolean wasReady = isReady();
         output.writeBytes(call.line);
-        if (!wasReady && isReady()) session.outputChanged.signalAll();
-        if (!isReading) session.readerChanged.signalAll();
+        if (takes(call.isForeground)) {
+            call.direct = this;
+            isDirect = isOnly;
+        }
+        if (!isReading && !isDirect) session.readerChanged.signalAll();
     }
 
     private boolean isReady() { return !isWriting && output.size() > 0 && (!isWaking || output.size() >= MIN_WRITE); }
 
-    /** Writes the output until the connection ends. */
+    /** Returns whether this thread must write the output next, which was taken. If it may not write, or might block, the writer writes. */
+    private boolean takes(boolean mayWrite) {
+        boolean takes = isReady() && mayWrite && session.openBytes <= MAX_INLINE;
+        if (takes) {
+            take();
+        } else if (isReady()) {
+            session.outputChanged.signalAll();
+        }
+        return takes;
+    }
+
+    private void take() {
+        taken = output.toByteArray();
+        output.reset();
+        isWriting = true;
+        session.outputTaken.signalAll();
+    }
+
+    /** Writes the output that no other thread writes, until the connection ends. */
     void writeOutput() {
-        while (failure.get() == null) {
-            write(takeOutput());
-            try (var held = session.mutex.hold()) {
-                isWriting = false;
-            }
+        while (awaitOutput()) {
+            write();
+            endWriting(false);
         }
     }
 
-    private byte[] takeOutput() {
+    private boolean awaitOutput() {
         try (var held = session.mutex.hold()) {
             while (!isReady() && failure.get() == null) session.outputChanged.awaitUninterruptibly();
-            byte[] taken = output.toByteArray();
-            output.reset();
-            isWriting = true;
-            session.outputTaken.signalAll();
-            return taken;
+            if (failure.get() != null) return false;
+            take();
+            return true;
         }
     }
 }

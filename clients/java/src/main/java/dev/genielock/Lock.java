@@ -402,7 +402,7 @@ public final class Lock implements AutoCloseable {
         if (isReleased() && !reason.equals(SUCCESS)) { // before the server received the release
             ended = lost(reason);
         }
-        end(lost(reason));
+        if (ended == null) end(lost(reason));
         if (release != null) session.finish(release, isReleased() ? null : ended);
         session.finish(call, ended);
     }

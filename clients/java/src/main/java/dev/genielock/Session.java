@@ -59,6 +59,7 @@ final class Session {
     long leaseFrom = Long.MIN_VALUE / 2; // the lease of the session: when the last command was sent that was answered
     boolean isEntered; // connect does not wait any more
     private final Map<String, Call> calls = new HashMap<>(); // the commands without an answer, by ref
+    long openBytes; // the length of their lines
     private List<Runnable> finished; // wake the callers after the reader has unlocked the mutex; null: they are woken at once
     private List<Runnable> notices = new ArrayList<>(); // of the reader to the logger and to the listener, which may be slow
     GenieException closed; // why the client is closed; null: it is open
@@ -75,6 +76,7 @@ final class Session {
     void start() throws InterruptedException {
         var connected = new Call(0, "ping", PING_REF, Map.of("ref", PING_REF), null); // of the handshake
         calls.put(PING_REF, connected);
+        openBytes = connected.line.length;
         dialer.start();
         if (config.isLazy()) return;
         try {
@@ -142,7 +144,7 @@ final class Session {
         }
     }
 
-    /** Waits until a call has ended, or for the limit. If the call is the only one, the caller writes it, and reads its answer. */
+    /** Waits until a call has ended, or for the limit. The caller may have to write the output first, and to read. */
     private void waitFor(Call call, long limit) throws InterruptedException {
         long end = System.nanoTime() + limit; // it may overflow: only the difference counts
         if (call.direct != null) {
@@ -151,7 +153,7 @@ final class Session {
                 direct = call.direct;
                 call.direct = null;
             }
-            if (direct != null) direct.exchange(call, limit);
+            if (direct != null) direct.exchange(limit);
         }
         call.await(end - System.nanoTime());
     }
@@ -327,6 +329,7 @@ final class Session {
     /** Registers a call and sends it, now or on the next connection. */
     private void send(Call call) {
         calls.put(call.ref, call);
+        openBytes += call.line.length;
         if (connection != null) write(call);
         call.isForeground = false; // later, nothing is left to its caller
     }
@@ -362,6 +365,7 @@ final class Session {
     /** Ends a call, unless it has ended before, and wakes its caller. */
     private void finish(Call call, Wire.Message answer, GenieException failure) {
         if (call != null && calls.remove(call.ref, call)) {
+            openBytes -= call.line.length;
             if (finished == null) {
                 call.end(answer, failure);
             } else {
@@ -415,7 +419,9 @@ final class Session {
             if (timeout < Wire.MAX_TIMEOUT_MS) {
                 double waited = (clock.now() - call.sentAt) / (double) NANOS_PER_MS;
                 call.fields.put("queueTimeout", Math.max(0.0, timeout - waited));
+                openBytes -= call.line.length;
                 call.line = Wire.encode(call.name, call.fields);
+                openBytes += call.line.length;
             }
             call.sentAt = Call.UNSENT;
             write(call);
@@ -441,7 +447,7 @@ final class Session {
             List<Runnable> woken = finished;
             finished = null;
             if (!now.isEmpty()) notices = new ArrayList<>();
-            conn.endTurn(!woken.isEmpty());
+            conn.endTurn(woken.size());
             mutex.unlock();
             woken.forEach(Runnable::run);
             if (!woken.isEmpty()) conn.endWaking();

@@ -1,10 +1,9 @@
 package dev.genielock;
 
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Executor;
 import java.util.concurrent.ForkJoinPool;
-import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
 
 /** A future for which a thread can wait. */
 class Waited<T> extends CompletableFuture<T> {
@@ -14,15 +13,18 @@ class Waited<T> extends CompletableFuture<T> {
             : task -> Dialer.newThread("genie-task", task).start();
 
     /** Waits for a future. */
-    private record Blocker(CountDownLatch ended, long end) implements ForkJoinPool.ManagedBlocker {
+    private record Blocker(Waited<?> future, long end) implements ForkJoinPool.ManagedBlocker {
         @Override
         public boolean block() throws InterruptedException {
-            ended.await(end - System.nanoTime(), TimeUnit.NANOSECONDS);
+            for (long left = end - System.nanoTime(); left > 0 && !future.isDone(); left = end - System.nanoTime()) {
+                if (Thread.interrupted()) throw new InterruptedException();
+                LockSupport.parkNanos(future, left);
+            }
             return true;
         }
 
         @Override
-        public boolean isReleasable() { return ended.getCount() == 0; }
+        public boolean isReleasable() { return future.isDone(); }
     }
 
     @Override
@@ -37,8 +39,9 @@ class Waited<T> extends CompletableFuture<T> {
      */
     final void await(long limit) throws InterruptedException {
         if (isDone()) return;
-        var blocker = new Blocker(new CountDownLatch(1), System.nanoTime() + limit); // it may overflow: only the difference counts
-        whenComplete((value, failure) -> blocker.ended.countDown());
+        var blocker = new Blocker(this, System.nanoTime() + limit); // it may overflow: only the difference counts
+        Thread waiter = Thread.currentThread();
+        whenComplete((value, failure) -> LockSupport.unpark(waiter));
         try {
             ForkJoinPool.managedBlock(blocker);
         } catch (RuntimeException | Error e) { // the pool has too many threads, or cannot start one

@@ -552,7 +552,7 @@ class SessionTest {
                     call.isForeground = true;
                     session.submitNow(call);
                     onThread(() -> {
-                        conn.exchange(call, Long.MAX_VALUE);
+                        conn.exchange(Long.MAX_VALUE);
                         return true;
                     });
                     assertDoesNotThrow(() -> first.expect("ping"));
@@ -610,7 +610,7 @@ class SessionTest {
             if (isReset) first.reset();
             first.close();
             onThread(() -> {
-                conn.exchange(call, Long.MAX_VALUE);
+                conn.exchange(Long.MAX_VALUE);
                 return true;
             });
             end = failure(conn);
