@@ -664,8 +664,8 @@ SERVER_MUTANTS: Final = [
     Mutant(
         "a rejection lacks the ref",
         "server/notifier.py",
-        'Code.UNKNOWN_ID, f"there is no request {event.id}, or it ended long ago", ref=ref, id=event.id',
-        'Code.UNKNOWN_ID, f"there is no request {event.id}, or it ended long ago", id=event.id',
+        "Code.UNKNOWN_ID, reason, ref=ref, id=event.id",
+        "Code.UNKNOWN_ID, reason, id=event.id",
         source="release",
     ),
     Mutant(

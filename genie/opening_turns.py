@@ -26,6 +26,7 @@ class OpeningTurns:
 
     def __init__(self) -> None:
         self._remaining_s = OPENING_BATCH_S
+        """Seconds for which input may still be processed in this iteration of the event loop."""
         self._waiting: deque[Callable[[], None]] = deque()
         """The functions that process the postponed input of connections, in the order of arrival."""
         self._is_scheduled = False

@@ -175,7 +175,9 @@ class AdminConnections:
         self._tls = tls
         self._make_protocol = make_protocol
         self._pending = _Pool()
+        """Connections before their first complete request."""
         self._established = _Pool()
+        """Connections since their first complete request."""
         self._listeners: dict[socket.socket, asyncio.TimerHandle | None] = {}
         """The listening sockets, each with the timer of the next attempt after a failed `accept`, or None."""
         self.input_turns = InputTurns()

@@ -372,6 +372,7 @@ class Room:
         segments = list_segments(directory)
         files = [path for path, _ in named_files(directory) if not is_raw(path)]
         self._used_bytes = sum(map(size_of, files))
+        """Bytes of all files except raw files."""
         segment_files = {path for segment in segments for path in segment.files}
         others = [path for path in sorted(files) if path not in segment_files]  # leftovers and damaged files
         self._deletable: deque[tuple[Path, ...]] = deque((path,) for path in others)

@@ -327,7 +327,7 @@ def make_request(line: Carried) -> Request:
     request.deadline = NEVER if line.deadline is None else floor(line.deadline)
     request.state = State.HELD if line.fence else State.WAITING
     if not line.fence:
-        request.queue_entry = (-request.priority, request.id, request)
+        request.queue_entry = (-request.priority, request.id, request)  # (negated priority, ticket, request)
         for name, (priority, ticket) in (line.positions or {}).items():
             request.move(name, (priority, ticket, request))
     return request

@@ -150,7 +150,7 @@ class _RawFile:
     def is_complete(self, segment_bytes: int) -> bool:
         """Return whether the next file should begin: this one has reached its maximum age, or its events are large enough.
 
-        They are if they have at least `segment_bytes`, and at least the size of the snapshot.
+        Events are large enough if they have at least `segment_bytes`, and at least the size of the snapshot.
         """
         is_large = self._event_bytes > 0 and self._event_bytes >= max(segment_bytes, self.snapshot_bytes)
         return is_large or self.remaining_s() == 0

@@ -146,17 +146,20 @@ class Dispatcher:
         self.size = StateSize(manager, self.sessions, limits)
         self.watches = WatchRegistry(manager.table, self.size, max_unread_bytes=limits.max_unread // 4)
         self.outcome = outcome
+        """The changes and messages of the current batch."""
         self.watch_events = WatchEvents(self.watches, outcome, manager.deadlines, stats, namespace)
         self.notifier = Notifier(manager, self.sessions, self.size, self.watch_events, stats, outcome, recorder)
         self.limits = RequestLimits(manager, self.size, limits)
         self._namespace = namespace
         self._turns = turns or IterationTurns()
         self._charges, self._short_charges = self.size.requests, self.size.short_requests
+        """The charges of large requests, and those of other requests of named principals, by id."""
         self._ended_count = 0
         """Number of sessions, of their locks and of their retained replies that have ended in this batch."""
         self._unrestored: list[RetainedReply] = []
         """The loaded replies, while the recovery has not restored all of them in their sessions."""
         self._watched = self.watch_events.watched
+        """The watched prefixes. While it is empty, no watch events are sent."""
         self._table, self._step = manager.table, manager.step
 
     # -- expiry, recovery and disposal --------------------------------------------------------------------
@@ -514,12 +517,8 @@ class Dispatcher:
         """
         send, session = self.outcome.send, connection.session
         if not _may_be_retry(request, earlier):
-            self.notifier.reject(
-                connection,
-                RequestRejected(
-                    Code.REF_CONFLICT, f"this ref belongs to another request, {earlier.id}", ref=request.ref
-                ),
-            )
+            reason = f"this ref belongs to another request, {earlier.id}"
+            self.notifier.reject(connection, RequestRejected(Code.REF_CONFLICT, reason, ref=request.ref))
             return
         if not session.quiet:
             send(connection, replies.queued(earlier))
@@ -536,14 +535,8 @@ class Dispatcher:
         notifier = self.notifier
         found = connection.session.find(command.ref)
         if found is None:
-            notifier.reject(
-                connection,
-                RequestRejected(
-                    Code.UNKNOWN_ID,
-                    f"there is no request with the ref {command.ref!r} in this session, or it ended long ago",
-                    ref=command.ref,
-                ),
-            )
+            reason = f"there is no request with the ref {command.ref!r} in this session, or it ended long ago"
+            notifier.reject(connection, RequestRejected(Code.UNKNOWN_ID, reason, ref=command.ref))
         elif isinstance(found, RetainedReply):
             self.outcome.send(connection, replies.ended(found.id, found.reason, command.ref))
         else:

@@ -27,6 +27,7 @@ class ExpiryTimer:
         """The lock manager's time (ms) at which the timer fires. Infinite if it is not set."""
         self._manager = manager
         self._events = waiting_events
+        """The watch events that wait for the next batch."""
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None

@@ -101,6 +101,7 @@ class Monitor:
     ) -> None:
         self._log = log.bind(namespace=namespace)
         self._slow_wait_limit, self._deadlock_limit = _LineLimit(), _LineLimit()
+        """Limit how many slow waits, and how many deadlocks, are logged."""
         self._stats = stats
         self._lock_order = lock_order
         self.set_slow_wait(slow_wait_ms)

@@ -44,11 +44,14 @@ class Notifier:
         self.manager = manager
         self.stats = stats
         self.outcome = outcome
+        """The changes and messages of the current batch."""
         self.sessions = sessions
         self.size = size
         self._charges = size.requests
+        """The charges of large requests. Empty if there are none."""
         self.watch_events = watch_events
         self._watched = watch_events.watched
+        """The watched prefixes. While it is empty, no watch events are sent."""
         self.recorder = recorder
         """Records the history. None if the history is off."""
 
@@ -302,36 +305,21 @@ class Notifier:
         self.reject(requester, RequestRejected(Code.TOO_MANY, reason, ref=ref))
 
     def on_already_ended(
-        self,
-        event: core.AlreadyEnded,
-        requester: Outbound | None,
-        ref: str | None,
-        now: float,
+        self, event: core.AlreadyEnded, requester: Outbound | None, ref: str | None, now: float
     ) -> None:
         """Send `released` for a request that ended earlier, with its reason."""
         self.outcome.send(requester, replies.ended(event.id, event.reason, ref))
 
     def on_unknown_id(self, event: core.UnknownId, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject a command for an id that does not exist."""
-        self.reject(
-            requester,
-            RequestRejected(
-                Code.UNKNOWN_ID, f"there is no request {event.id}, or it ended long ago", ref=ref, id=event.id
-            ),
-        )
+        reason = f"there is no request {event.id}, or it ended long ago"
+        self.reject(requester, RequestRejected(Code.UNKNOWN_ID, reason, ref=ref, id=event.id))
 
     def on_not_held(self, event: core.NotHeld, requester: Outbound | None, ref: str | None, now: float) -> None:
         """Reject an `extend` of a waiting request."""
         id_ = event.request.id
-        self.reject(
-            requester,
-            RequestRejected(
-                Code.BAD_REQUEST,
-                f"extend: request {id_} still waits; only a held lock can be extended",
-                ref=ref,
-                id=id_,
-            ),
-        )
+        reason = f"extend: request {id_} still waits; only a held lock can be extended"
+        self.reject(requester, RequestRejected(Code.BAD_REQUEST, reason, ref=ref, id=id_))
 
 
 _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, float], None]] = {

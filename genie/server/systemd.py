@@ -41,6 +41,7 @@ class SystemdNotifier:
         self._read_status = read_status
         self._reported_status = ""
         self._has_failed = False
+        """True if a notification has failed, so that no further failure is logged."""
         self._timer: asyncio.TimerHandle | None = None
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sock.setblocking(False)

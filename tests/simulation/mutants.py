@@ -393,8 +393,8 @@ MUTANTS = [
     Mutant(
         "a rejected release does not echo its ref",
         "server/notifier.py",
-        'Code.UNKNOWN_ID, f"there is no request {event.id}, or it ended long ago", ref=ref, id=event.id',
-        'Code.UNKNOWN_ID, f"there is no request {event.id}, or it ended long ago", id=event.id',
+        "Code.UNKNOWN_ID, reason, ref=ref, id=event.id",
+        "Code.UNKNOWN_ID, reason, id=event.id",
         first=21,
     ),
     Mutant(

@@ -61,6 +61,7 @@ class Checkpointer:
     def __init__(self, keyspace: Keyspace, counters: Batch, on_loss: OnLoss, log: FilteringBoundLogger) -> None:
         self._keyspace = keyspace
         self._on_loss = on_loss
+        """Called if Redis seems to have lost data, so that the next commit compares the log first."""
         self._log = log
         self._stored_index = 0
         """The index of the last stored batch."""

@@ -319,7 +319,9 @@ class CommitWriter:
         self._log = log
         self._outage_log = outage_log
         self._on_stored = on_stored
+        """Called when the batch in flight is stored and acknowledged."""
         self._on_rolled_back = on_rolled_back
+        """Called if Redis lacks earlier batches."""
         self.batch = _none_in_flight(Batch())
         """The batch in flight, or else the last batch. Before the first batch of an epoch, the result of
         `_none_in_flight`."""

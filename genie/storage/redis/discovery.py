@@ -106,6 +106,7 @@ class ClusterDiscovery:
     def __init__(self, url: RedisUrl, key: str) -> None:
         self._url = url
         self._slot = key_slot(key.encode())
+        """The hash slot whose primary is searched."""
         self._reported_nodes: tuple[Address, ...] = ()
         """All nodes in the last replies. The nodes of the URL are queried as well: their host names may still resolve
         when the addresses of all nodes have changed."""

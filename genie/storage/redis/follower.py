@@ -85,6 +85,7 @@ class Follower:
         self._reader = reader
         self._node = node
         self._balancer = balancer
+        """Knows how many namespaces each node leads."""
         self._outage_log = outage_log
         self._on_role_changed = on_role_changed
         self._role: FollowerRole | None = None

@@ -149,7 +149,7 @@ class Keyspace:
 
     def __init__(self, primary: Primary, name: str) -> None:
         self.primary = primary
-        self._prefix = f"{{{name}}}:"
+        self._prefix = f"{{{name}}}:"  # the braces put all keys into the same hash slot of a cluster
         self.name = name
         """The name of the namespace."""
         self._candidate_id = secrets.token_hex(8)

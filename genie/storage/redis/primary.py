@@ -68,6 +68,7 @@ class Primary:
         self.may_change = self._discovery.primary_may_change
         """True if another Redis, which may lack commits, can become the primary."""
         self._min_replicas = min_replicas
+        """Number of replicas that a primary must have."""
         self._fsync = fsync
         self._connection: RedisConnection | None = None
         """The shared connection for `call`. None while disconnected."""

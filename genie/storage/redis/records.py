@@ -266,7 +266,7 @@ class RecordDecoder:
             request.state = HELD
         else:
             request.state = WAITING
-            request.queue_entry = (-request.priority, request.id, request)
+            request.queue_entry = (-request.priority, request.id, request)  # (negated priority, ticket, request)
             for name, (priority, ticket) in (stored.moved or {}).items():
                 request.move(name, (priority, ticket, request))
         return request

@@ -241,6 +241,7 @@ class LocalReplica:
         self._acknowledged = None if prior_leadership is None else prior_leadership.acknowledged
         """The position of the last batch that this node acknowledged to clients as the leader."""
         self._unacknowledged = unacknowledged
+        """Positions of the batches that this node has sent as a leader, and that were acknowledged to no client."""
         self.lazy: LazyReplica | None = None
         """The loaded state, to which the log is applied. None before the first load, and while the state is loaded
         again."""
