@@ -40,7 +40,7 @@ class _Connection(web.RequestHandler):
     Compressed bodies are not decompressed, because a body of 256 KiB can become 256 MiB.
     """
 
-    __slots__ = ("_connections", "_unparsed", "admitted")
+    __slots__ = ("_connections", "_counted_requests", "_parsed_bytes", "_unparsed", "admitted")
 
     def __init__(self, server: web.Server, admitted: Admitted, connections: AdminConnections) -> None:
         super().__init__(
@@ -51,6 +51,10 @@ class _Connection(web.RequestHandler):
         self._connections = connections
         self._unparsed = bytearray()
         """Input that waits until it is parsed."""
+        self._parsed_bytes = 0
+        """Parsed bytes of the request that is not complete, and of requests that wait until earlier ones are handled."""
+        self._counted_requests = 0
+        """Number of requests when `_parsed_bytes` was last 0."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle the end of the TLS handshake, or of `accept` without TLS."""
@@ -69,11 +73,21 @@ class _Connection(web.RequestHandler):
             self._unparsed += data
 
     def _parse(self) -> tuple[int, bool]:
-        """Parse the next part of the input. Return the number of bytes in the part, and whether more input is left."""
+        """Parse the next part of the input. Return the number of bytes in the part, and whether more input is left.
+
+        Close the connection instead if the requests that are not handled yet have too many bytes: aiohttp accepts a MiB of
+        headers in each of them, and keeps 32 of them.
+        """
         if self.transport is None or self.transport.is_closing():  # aiohttp fails if a request arrives then
             return 0, False
         part = bytes(self._unparsed[:PART_BYTES])
         del self._unparsed[:PART_BYTES]
+        if not self._messages and self._request_count != self._counted_requests:
+            self._parsed_bytes, self._counted_requests = 0, self._request_count
+        self._parsed_bytes += len(part)
+        if self._parsed_bytes > MAX_UNPARSED_BYTES:
+            self.admitted.abort()
+            return len(part), False
         super().data_received(part)
         return len(part), bool(self._unparsed)
 

@@ -30,6 +30,7 @@ from genie.admin.connections import (
     PART_BYTES,
     Admitted,
 )
+from genie.admin.endpoints import HealthEndpoints
 from genie.cli.serve import OTHER_OPEN_FILES
 from genie.config import Settings
 from genie.server.app import Server
@@ -275,6 +276,51 @@ async def test_a_connection_with_much_unparsed_input_is_closed(monkeypatch: pyte
     gc.collect()  # reports exceptions of tasks
     assert not errors
     assert not any(parsed_while_closing)
+
+
+HEADERS = b"".join(b"X-%d: %b\r\n" % (number, b"y" * 8_000) for number in range(3))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n" + 3 * HEADERS, id="one request"),
+        pytest.param(5 * (b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n" + HEADERS + b"\r\n"), id="several requests"),
+    ],
+)
+async def test_a_connection_with_many_bytes_of_headers_is_closed(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiohttp accepts 128 headers of 8 KiB in a request, and keeps 32 requests until earlier ones are handled."""
+    never = asyncio.Event()
+
+    async def live(_: HealthEndpoints, __: web.Request) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    monkeypatch.setattr(HealthEndpoints, "live", live)
+    monkeypatch.setattr(connections, "FIRST_REQUEST_TIMEOUT_S", 10 * WAIT_S)
+    monkeypatch.setattr(connections, "IDLE_TIMEOUT_S", 10 * WAIT_S)
+    async with admin_port() as (admin, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(WAIT_S):
+            with contextlib.suppress(ConnectionError):
+                for start in range(0, len(data), PART_BYTES):
+                    writer.write(data[start : start + PART_BYTES])
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                assert await reader.read() == b""
+            while len(admin.connections):  # noqa: ASYNC110 - there is no event to wait for
+                await asyncio.sleep(0)
+        writer.transport.abort()
+
+
+async def test_requests_one_after_the_other_may_have_more_bytes() -> None:
+    async with admin_port() as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(6):
+                writer.write(b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n" + HEADERS + b"\r\n")
+                assert b"200 OK" in await reader.readuntil(b"ok\n")
+        writer.transport.abort()
 
 
 @pytest.mark.parametrize(
