@@ -161,7 +161,7 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
     all_needed = _modes_that_need_all(resource)
     nearest = max(filter(None, [queue.of_mode(each).before(entry) for each in all_needed]), default=None)
     if nearest is not None:
-        yield nearest[2].owner
+        yield nearest[2].owner  # an entry is (negated priority, ticket, request)
     elif resource.exclusive_count:  # then all holders have the same owner
         yield next(iter(resource.holders.values())).owner
     else:
@@ -183,7 +183,7 @@ def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner
     A transaction with more than `MAX_READ_GRANTS` locks may be yielded although none of them is below the subtree. Yields
     `owner`, the owner of the request for the subtree, for reads that lead to no other owner.
     """
-    if special.shared_count + special.exclusive_count == len(special.examples):
+    if special.shared_count + special.exclusive_count == len(special.examples):  # these are all locks below it
         for _, holder in special.examples.values():
             yield holder.owner
         return
@@ -223,7 +223,7 @@ def _special_predecessors(
         after = [queue.of_mode(each).after(entry) if entry else queue.of_mode(each).first for each in all_needed]
         nearest = min(filter(None, after), default=None)
         if nearest is not None:
-            yield nearest[2].owner
+            yield nearest[2].owner  # an entry is (negated priority, ticket, request)
         for each in modes:
             if each not in all_needed:
                 for other in queue.of_mode(each).between(entry, nearest):

@@ -131,8 +131,8 @@ class QueueFull:
 
     request: Request
     is_opening: bool = False
-    """True if there are too many locks or waiting requests below the subtrees that it names, which no other request names, if too many
-    subtrees are above its names, or if its choices are in too many directories, below which subtrees are searched for."""
+    """True if the reason are subtrees: there are too many locks or waiting requests below new subtrees that the request names, too
+    many subtrees above its names, or too many directories of its choices, which a search for subtrees would read."""
 
 
 @dataclass(slots=True)

@@ -78,17 +78,18 @@ def _conflicting_holders(held: Sequence[Request]) -> Iterator[str]:
     for request in held:
         for name, mode in request.modes():
             above = [each for each in possible_subtrees(name) if each in subtrees] if subtrees else []
-            for each in (name, *above):
-                for other_mode, first in holders[each].items():
+            for other_name in (name, *above):
+                for other_mode, first in holders[other_name].items():
                     are_shared = mode == other_mode == S
-                    if other_mode not in CONFLICTS[mode] and (each == name or are_shared):
+                    if other_mode not in CONFLICTS[mode] and (other_name == name or are_shared):
                         continue  # no conflict: only shared locks of a subtree and of a name below it are compatible
                     other = next((other for other in first if other.owner != request.owner), None)
                     if other is not None and (pair := frozenset((request.id, other.id))) not in found:
                         found.add(pair)
-                        locks = {request.id: request.lock_text(name, mode), other.id: other.lock_text(each, other_mode)}
+                        other_lock = other.lock_text(other_name, other_mode)
+                        locks = {request.id: request.lock_text(name, mode), other.id: other_lock}
                         (one, first_lock), (two, second_lock) = sorted(locks.items())
-                        what = repr(each) if each == name else f"names of {each!r}"
+                        what = repr(name) if other_name == name else f"names of {other_name!r}"
                         yield f"requests {one} and {two} both hold {what}, and {first_lock} conflicts with {second_lock}"
 
 

@@ -287,8 +287,8 @@ class LockTable:
     def enqueue(self, request: Request) -> dict[Request, int]:
         """Add a new waiting request to the wait queues of its resources.
 
-        Return the argument `moved` of `WaitQueue.insert`: empty, or the requests whose positions in a queue changed, together
-        with the new request, whose value is the number of steps that its insertions have taken.
+        Return the argument `moved` of `WaitQueue.insert`. In the usual case it is empty. Otherwise its keys are the requests
+        whose positions changed, and the new request. The value of the new request is the number of steps of its insertions.
         """
         request.state = WAITING
         request.queue_entry = (-request.priority, request.id, request)

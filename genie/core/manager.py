@@ -223,6 +223,7 @@ class LockManager:
         uncontended = table.uncontended
         if request is None or request.origin is not origin or request.shared:
             return None
+        # Units, or names that may be below a subtree.
         if table.specials and (table.subtrees or request.details is not None) and not self._leave_specials(request):
             return None
         for name in request.exclusive:

@@ -48,6 +48,12 @@ UNITS_PER_STEP = 4
 MAX_FINISHING_DEPTH = 100
 """Maximum length of a chain of owners in `finishes_in_queue_order`, which is recursive."""
 
+HOLDERS_PER_STEP = 4
+"""Number of holders of a resource that one step adds to the blockers of a waiter."""
+
+_BLOCKING_MODES = tuple([(*CONFLICTS[mode], U) if mode == U else CONFLICTS[mode] for mode in range(len(CONFLICTS))])
+"""By the mode of a waiter, the modes of the holders that may block it: the conflicting modes, and for units also units."""
+
 PAIRS_PER_STEP = 16
 """Pairs of requests that one step compares, to order the queue of a special resource."""
 
@@ -304,15 +310,13 @@ class _Finishing:
         # `_units_fit` compares units with units.
         only_units = mode == U and isinstance(special, Counted) and len(resource.holders) == special.unit_holder_count
         if nearest is not None:
-            yield nearest[2].owner
+            yield nearest[2].owner  # an entry is (negated priority, ticket, request)
         elif resource.exclusive_count:  # then all holders have the same owner
             yield next(iter(resource.holders.values())).owner
         elif mode == X or (special is not None and not only_units):
             for holder in resource.holders.values():
-                if resource.holder_mode(name, holder) in CONFLICTS[mode]:
-                    yield holder.owner
-                else:
-                    yield request.owner
+                blocks = resource.holder_mode(name, holder) in CONFLICTS[mode]
+                yield holder.owner if blocks else request.owner
         if nearest is None and isinstance(special, Subtree) and mode in (S, X, SIX):
             yield from waiting_owners_below(self._table, name, special, request.owner)
         for other_mode in CONFLICTS[mode]:
@@ -401,7 +405,6 @@ def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) 
     Yields `owner` for holders that do not conflict or do not wait, so that the caller can count the reads.
     """
     resource = table.resources[name]
-    modes = [*CONFLICTS[mode], U] if mode == U else CONFLICTS[mode]
     special = resource.special
     if isinstance(special, Counted) and mode == U and len(resource.holders) == special.unit_holder_count:
         for count, transaction in enumerate(special.held_by_transaction):
@@ -411,7 +414,7 @@ def _holding_owners(table: LockTable, name: str, mode: QueueMode, owner: Owner) 
                 yield owner
         return
     for holder in resource.holders.values():
-        yield holder.owner if resource.holder_mode(name, holder) in modes else owner
+        yield holder.owner if resource.holder_mode(name, holder) in _BLOCKING_MODES[mode] else owner
     if isinstance(special, Subtree) and mode in (S, X, SIX):
         yield from waiting_owners_below(table, name, special, owner)
 
@@ -541,17 +544,16 @@ class Reduction:
         They get the rank of the earlier owner, so that owners after the earlier one do not overtake it.
         """
         waits = self._waits_by_owner()
-        read: set[tuple[str, QueueMode]] = set()
+        searched: set[tuple[str, QueueMode]] = set()  # holders by the name of the resource and their mode
         for earlier in sorted(self._owners, key=self._first.__getitem__):
             position = self._first[earlier]
             stack = [earlier]
             while stack:
                 for examined, waiter in waits[stack.pop()]:
-                    blocking_modes = (*CONFLICTS[waiter.mode], U) if waiter.mode == U else CONFLICTS[waiter.mode]
-                    for mode in blocking_modes:
-                        if (examined.name, mode) in read:
+                    for mode in _BLOCKING_MODES[waiter.mode]:
+                        if (examined.name, mode) in searched:
                             continue
-                        read.add((examined.name, mode))
+                        searched.add((examined.name, mode))
                         for owner in examined.holders.get(mode, ()):
                             self._budget.spend()
                             if position < self._first[owner] and owner not in self._needed:
@@ -586,12 +588,13 @@ class Reduction:
             for waiter in examined.waiters:
                 found, entry = blockers[waiter.owner], waiter.entry
                 nearest = queue.exclusive.before(entry)
-                if nearest is not None:  # the waiter waits for all entries before it, except those of its own owner
+                if nearest is not None:  # its request waits for all entries before it, except those of its own owner
                     found.add(nearest[2].owner)
                 else:
                     for mode in CONFLICTS[waiter.mode]:
-                        self._budget.spend(len(examined.holders.get(mode, ())) // 4)
-                        found.update(examined.holders.get(mode, ()))
+                        holding_owners = examined.holders.get(mode, ())
+                        self._budget.spend(len(holding_owners) // HOLDERS_PER_STEP)
+                        found.update(holding_owners)
                 for mode in CONFLICTS[waiter.mode]:
                     if mode != X:
                         for other in queue.of_mode(mode).between(nearest, entry):
@@ -666,7 +669,7 @@ class Reduction:
         The resource is `name`, or a name below it if `name` is a subtree.
         """
         transaction = self._table.transactions[str(owner)]
-        blocking_modes = [*CONFLICTS[waiter.mode], U] if waiter.mode == U else CONFLICTS[waiter.mode]
+        blocking_modes = _BLOCKING_MODES[waiter.mode]
         for request in transaction.held.values():
             for held, mode in request.modes():
                 self._budget.spend()
@@ -744,7 +747,8 @@ def _order_by_ranks(requests: list[Request], name: str, ranks: dict[Owner, int])
     for i, one in enumerate(requests):
         for j in range(i + 1, len(requests)):
             other = requests[j]
-            if one.owner != other.owner and (modes[j] in CONFLICTS[modes[i]] or modes[i] == modes[j] == U):
+            conflict = modes[j] in CONFLICTS[modes[i]] or modes[i] == modes[j] == U
+            if conflict and one.owner != other.owner:
                 swapped = one.owner in ranks and other.owner in ranks and ranks[other.owner] < ranks[one.owner]
                 earlier, later = (j, i) if swapped else (i, j)
                 successors[earlier].append(later)

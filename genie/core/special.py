@@ -179,7 +179,7 @@ class Subtree:
             for name in names[: MAX_EXAMPLES - len(examples)]:
                 examples[name] = mode, request
         elif examples:
-            for name in names if len(names) < len(examples) else [*examples]:
+            for name in names if len(names) < len(examples) else [*examples]:  # whichever are fewer
                 if name in examples and examples[name][1] is request:
                     del examples[name]
         transaction = request.transaction

@@ -229,8 +229,8 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
     Return the queues of the waiters below the subtrees, which may be grantable now, and the names of the subtrees below
     which more waiters are left for `close_slice`. The positions of these waiters in the queue of a subtree become void.
 
-    `keep_moved` is for a state that is being loaded, which may lack requests that name the subtree: positions in its queue
-    stay valid.
+    `keep_moved` is for a state that is being loaded. Such a state may lack requests for the subtree, so the positions in its
+    queue stay valid.
     """
     details = request.details
     if details is None or not (details.units or details.subtrees):
@@ -301,6 +301,7 @@ def close_slice(table: LockTable, subtree: str, *, keep_moved: bool = False) -> 
 
 
 def _close_slice(table: LockTable, subtree: str, affected: dict[str, None], *, keep_moved: bool = False) -> None:
+    """Remove some waiters as `close_slice` does, and add to `affected` what it returns. `close_specials` describes `keep_moved`."""
     resource = table.subtrees[subtree]
     queue = resource.wait_queue
     removed = 0

@@ -31,8 +31,8 @@ split soon."""
 
 MAX_ARRIVAL_STEPS = 6_000
 """Maximum number of steps to find the place of a new request in the wait queues and in the wait-for graph. One step reads an
-edge of the graph, reads a resource that an owner waits for, reads a request in a queue that is rearranged, or ranks an
-owner. A request that needs more steps is rejected."""
+edge of the graph, a resource for which an owner waits, or a request in a rearranged queue, or it ranks an owner. A request
+that needs more steps is rejected."""
 STEPS_PER_MOVE = 2
 """Number of steps for which the move of a request to another position counts, in addition to one step for each of its names:
 the whole request must be stored again, with up to 1,024 names."""
@@ -596,7 +596,7 @@ class WaitQueue:
 
         Nothing else may have changed in the queue since the insertion.
         """
-        original, entry = request.queue_entry, request.entry(name)
+        original, entry = request.queue_entry, request.entry(name)  # the first two items are the position
         assert original is not None  # noqa: S101 - what mypy needs to know
         moved: list[QueueEntry] = []  # the entries from the current position of the request to its original position
         has_moved_forward = entry < original

@@ -426,9 +426,9 @@ def _split_and_cache(resources: list[str]) -> Names:
     each name, so only names that are not ASCII may take many bytes.
     """
     if len(resources) != 1:
-        names = split_by_mode(resources)
+        names = shared, exclusive, unit_counts = split_by_mode(resources)
         is_ascii = "".join(resources).isascii()
-        for name in chain(names[0], names[1], names[2] or ()):
+        for name in chain(shared, exclusive, unit_counts or ()):
             if is_subtree(name):
                 raise _NeedsLongDecoding
             if not is_ascii:

@@ -111,6 +111,7 @@ class LockOrder:
                         continue  # the same single name: only an upgrade
                     flags |= members.direction_to(asked)
                 edge = self.graph.find(members.cls, asked.cls, flags)
+                # A new edge, or a known one that may now complete an inversion.
                 if edge is None or edge.is_offending or (edge.guards and edge.has_fewer_guards(held.guards)):
                     example = _example(request, *_names(members, asked, flags), unix_ms)
                     self._record(members.cls, asked.cls, flags, held.guards, example)

@@ -224,8 +224,8 @@ class RedisConnection(asyncio.Protocol):
     def _wait(self, replicas: int, timeout_ms: int) -> object:
         """WAIT: return how many replicas have the writes of this connection.
 
-        If fewer than `replicas` replicas have the writes, this blocks the connection until enough have them or the
-        timeout has passed, and the returned None is not a reply. A timeout of 0 means no timeout.
+        If fewer than `replicas` replicas have the writes, this blocks the connection until enough have them, or until the
+        timeout has passed. The returned None is then not a reply. A timeout of 0 means no timeout.
         """
         if self._redis.read_only:
             return Failure("ERR WAIT cannot be used with replica instances.")
