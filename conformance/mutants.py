@@ -36,8 +36,8 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "the secret is the same in every process",
         SESSION,
-        "secrets.token_urlsafe() if secret is None else secret\n",
-        '"the secret of this client" if secret is None else secret\n',
+        "use_secret(secrets.token_urlsafe())",
+        'use_secret("the secret of this client")',
         source="1",
     ),
     Mutant(

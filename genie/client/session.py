@@ -61,7 +61,6 @@ class ClientSession:
         note: str | None = None,
         explain_unavailable: Callable[[], str] = lambda: "there is no connection",
     ) -> None:
-        # An earlier client with the same secret must not have used the same `ref`.
         self._secret = secret
         self.handshake = Handshake(session_timeout, namespace, note)
         self.calls = Calls(self.handshake, response_timeout, explain_unavailable)
@@ -80,6 +79,7 @@ class ClientSession:
             self.handshake.use_secret(secrets.token_urlsafe())
         else:
             self.handshake.use_secret(self._secret)
+            # No other client with this secret uses the same `ref`.
             self.calls.ref_prefix = secrets.token_urlsafe(6) + "-"
 
     # -- calls to bytes -----------------------------------------------------------------------------------

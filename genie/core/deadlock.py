@@ -133,8 +133,7 @@ def special_predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
     Two requests for units of one resource count as a conflict.
     """
-    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
-    for name in transaction.grants if transaction is not None else ():
+    for name in table.grants_of(owner):
         for _, subtree in table.subtrees_above(name):  # only waiters in these modes wait for locks below it
             yield from _special_predecessors(subtree, owner, (S, X, SIX), None)
         yield from _special_predecessors(table.resources.get(name), owner, (S, X, U, IS, IX, SIX), None)
@@ -250,8 +249,7 @@ def predecessors(table: LockTable, owner: Owner) -> Iterator[Owner]:
 
 def _predecessors_of_grants(table: LockTable, owner: Owner) -> Iterator[Owner]:
     """Yield owners that wait for a lock that `owner` holds: enough owners to reach all others transitively."""
-    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
-    for name in transaction.grants if transaction is not None else ():
+    for name in table.grants_of(owner):
         resource = table.resources.get(name)
         if resource is None or resource.wait_queue is None:
             yield owner
@@ -453,7 +451,8 @@ def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Re
 
     Raises GraphTooLarge. Changes nothing.
     """
-    ranks = topological_ranks(table, strongly_connected_component(table, owner, budget)[0], budget)
+    component, _ = strongly_connected_component(table, owner, budget)
+    ranks = topological_ranks(table, component, budget)
     entries_by_name: dict[str, list[QueueEntry]] = {}  # those of the component
     for member in ranks:
         for request in table.waiting_of(member).values():
@@ -464,8 +463,8 @@ def find_rearrangement(table: LockTable, owner: Owner, budget: StepBudget) -> Re
         if len(members) > 1:
             first, last = min(members), max(members)
             between = table.wait_queue(name).entries_between(first, last, budget.left + len(members))
-            budget.spend(len(between) + 2 - len(members))  # the others were counted
             entries = [first, *between, last]
+            budget.spend(len(entries) - len(members))  # reading the members was counted before
             order = rearranged_order([entry[2] for entry in entries], name, ranks)
             if order is not None:
                 moves = [request for entry, request in zip(entries, order, strict=True) if entry[2] is not request]

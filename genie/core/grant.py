@@ -64,7 +64,8 @@ def grant_candidates(
                 for request in candidates:
                     found[request.id] = request
                 continue
-            # The first candidate was often found in another queue, and each waiter is checked once.
+            # No reads are left. The first candidates of many queues were found in another queue, and each waiter is checked
+            # once. Of such a queue, only the rest is left for a later call.
             if rereads_left > 0:
                 rest: AffectedQueues = []
                 candidates, _ = _candidates_in_queue(table, name, mode, after, 1, rest)
@@ -90,10 +91,11 @@ def only_grantable(table: LockTable, name: str) -> Request | None:
     resource = table.resources.get(name)
     if resource is None or resource.holders or resource.wait_queue is None or resource.wait_queue.shared:
         return None
-    if resource.special is not None:
-        return None
     first = resource.wait_queue.exclusive.first
-    return first[2] if first is not None and first[2].simple else None
+    if resource.special is not None or first is None:
+        return None
+    request = first[2]
+    return request if request.simple else None
 
 
 def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
@@ -107,9 +109,10 @@ def first_waiter_for_units(table: LockTable, name: str) -> Request | None:
     if len(resource.holders) > resource.special.unit_holder_count:
         return None
     first = queue.of_mode(U).first
-    if first is None or not first[2].simple or queue.exclusive or queue.shared:
+    if first is None or queue.exclusive or queue.shared:
         return None
-    return first[2]
+    request = first[2]
+    return request if request.simple else None
 
 
 def units_in_use(resource: LockedResource, limit: int) -> int:
@@ -125,8 +128,8 @@ def _candidates_in_queue(
 ) -> tuple[list[Request], int]:
     """Return the waiters of one queue that may have become grantable, each once, and the remaining `reads_left`.
 
-    `name`, `mode` and `after` are the parts of a `QueueChange`. When no reads are left, the rest of the queue is added to
-    `unread`.
+    `name`, `mode` and `after` are the parts of a `QueueChange`. `reads_left` bounds the work, see `MAX_CANDIDATES`: when no
+    reads are left, the rest of the queue is added to `unread`.
     """
     resource = table.resources.get(name)
     if resource is None or resource.wait_queue is None:
@@ -150,10 +153,11 @@ def _candidates_in_queue(
             return found, reads_left
     if first is None:
         return found, reads_left
-    owner = first[2].owner
+    request = first[2]
+    owner = request.owner
     if after is None or after < first:  # otherwise the request that left was later than `first`, and did not block it
-        found.append(first[2])
-        reads_left -= _cost(first[2])
+        found.append(request)
+        reads_left -= _cost(request)
         after = first
     if isinstance(owner, str) and len(table.waiting_of(owner)) > 1:  # `first` does not block later waiters of its owner
         if reads_left <= 0 and found:
@@ -241,7 +245,8 @@ def _runs_of_special_queue(
         if stop is not None:
             if queue.of_mode(waiting_mode).first is stop and (after is None or after < stop):
                 runs.append([stop])
-            blocking[stop[2].owner] = min(stop, blocking.get(stop[2].owner) or stop)
+            owner = stop[2].owner
+            blocking[owner] = min(stop, blocking.get(owner) or stop)
     return runs, blocking
 
 
@@ -249,7 +254,7 @@ def _units_that_may_fit(
     resource: LockedResource, queue: WaitQueue, name: str, stop: QueueEntry | None, after: QueueEntry | None
 ) -> Iterator[QueueEntry]:
     """Yield the waiters for units between `after` and `stop`, until the units in use and those of earlier waiters reach the
-    smallest limit. Both entries may be None.
+    smallest limit. None stands for the end of the queue.
     """
     assert isinstance(resource.special, Counted)  # noqa: S101 - what mypy needs to know
     total, smallest = resource.special.in_use, maxsize
@@ -272,6 +277,7 @@ def _waiters_of_owner(
     """Return the waiters of `owner` in a queue that may have become grantable by `change`, and the remaining `reads_left`."""
     waiting = table.waiting_of(owner)
     name = change[0]
+    # If the owner has very many waiting requests or names, the queue is read instead.
     if len(waiting) > MAX_FILTERED_WAITERS or sum(map(_cost, waiting.values())) > MAX_FILTERED_COST:
         if table.resources[name].special is not None:
             return _read_special_queue(table, owner, change, reads_left, unread)

@@ -179,7 +179,8 @@ def _deadlocked(table: LockTable, owners: Iterable[Owner]) -> Iterator[Owner]:
         if owner not in seen:
             budget = StepBudget(0)
             budget.left = 1 << 62  # unlimited: no command waits for this
-            reduction = Reduction(table, owner, strongly_connected_component(table, owner, budget)[1], budget)
+            _, waited_for = strongly_connected_component(table, owner, budget)
+            reduction = Reduction(table, owner, waited_for, budget)
             finishing = set(reduction.finishing_owners())
             seen.update(reduction.owners)
             yield from (each for each in reduction.owners if each not in finishing)

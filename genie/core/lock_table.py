@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
-from typing import cast
+from typing import Final, cast
 
 from genie.core.lock_order.members import HeldClasses
 from genie.core.model import HELD, WAITING, Details, Owner, QueueEntry, Request
@@ -31,6 +31,10 @@ it was a holder). Only waiters after this entry may have become grantable."""
 
 AffectedQueues = list[QueueChange]
 """Changes of queues in which a waiter may have become grantable."""
+
+
+NO_GRANTS: Final[dict[str, int]] = {}
+"""The grants of an owner without grants. Never changed."""
 
 
 def earlier(one: QueueEntry | None, other: QueueEntry | None) -> QueueEntry | None:
@@ -213,6 +217,11 @@ class LockTable:
             return 0
         transaction = self.transactions.get(owner)
         return 0 if transaction is None else transaction.grants.get(name, 0)
+
+    def grants_of(self, owner: Owner) -> dict[str, int]:
+        """Return the number of grants of an owner by resource. A waiting request without a transaction has none."""
+        transaction = self.transactions.get(owner) if isinstance(owner, str) else None
+        return NO_GRANTS if transaction is None else transaction.grants
 
     # -- Changes ------------------------------------------------------------------------
 

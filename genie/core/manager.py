@@ -573,9 +573,9 @@ class LockManager:
                 max_counted = MAX_COUNTED_BLOCKERS if 2 * reads < MAX_EXPIRY_READS else MAX_LISTED_BLOCKERS
                 reads += self._time_out(request, events, max_counted)
             if affected:
-                before = len(events)
+                event_count = len(events)
                 reads += self._grant_waiters(affected, now, events)
-                limit -= len(events) - before
+                limit -= len(events) - event_count  # the grants
 
     def _end_all(
         self,

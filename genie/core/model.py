@@ -208,7 +208,7 @@ class Request:
         A request that returns to its original position counts as not moved.
         """
         moved = self.moved or {}
-        if self.queue_entry is not None and entry[:2] == self.queue_entry[:2]:
+        if self.queue_entry is not None and entry[:2] == self.queue_entry[:2]:  # negated priority and ticket
             moved.pop(name, None)
         else:
             moved[name] = (entry[0], entry[1], self)

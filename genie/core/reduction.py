@@ -187,6 +187,7 @@ class _UnitsInOrder:
             if id_ not in self._yielded:
                 limits_of_others = [each for other, each in smallest_limits.items() if other != owner]
                 units_of_others = units_before - units_before_of.get(owner, 0)
+                # All that its owner asks for must fit, not only this request.
                 if self._in_use + units_of_others + self._asked[owner][0] <= min([limit, *limits_of_others]):
                     self._yielded.add(id_)
                     yield waiter
@@ -479,9 +480,9 @@ class Reduction:
     def _read_locks_below(self, examined: _ExaminedResource, special: Subtree) -> None:
         """Add the waiting owners that hold locks below a subtree to it, as holders of intentions."""
         for owner in self._owners:
-            transaction = self._table.transactions.get(owner) if isinstance(owner, str) else None
-            if transaction is not None and transaction.grants:
-                self._budget.spend(1 + len(transaction.grants) // NAMES_PER_STEP)
+            grants = self._table.grants_of(owner)
+            if grants:
+                self._budget.spend(1 + len(grants) // NAMES_PER_STEP)
                 shared, exclusive = locks_below(self._table, examined.name, special, owner)
                 if shared:
                     self._add_holder(examined, owner, IS)
@@ -530,7 +531,7 @@ class Reduction:
         obstacles = {owner: len(blockers.get(owner, ())) for owner in self._owners}
         for name, state in states.items():
             for waiter in self._examined[name].waiters:
-                obstacles[waiter.owner] += isinstance(state, _HeldOnly) or waiter.mode == U
+                obstacles[waiter.owner] += isinstance(state, _HeldOnly) or waiter.mode == U  # see `_UnitsInOrder`
         return obstacles
 
     def _key(self, owner: Owner) -> tuple[tuple[float, int], tuple[float, int], int, Owner]:

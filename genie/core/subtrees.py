@@ -52,7 +52,7 @@ def open_specials(
     for name in details.subtrees:
         if name not in new:
             _add_request(table, name, request)
-    if is_bounded and len(details.subtrees) > 1:
+    if is_bounded and len(details.subtrees) > 1:  # a single subtree is compared with all names, however many
         locked = len(table.uncontended) + len(table.resources)
         if len(new) * locked + table.uncounted_names(request) > MAX_COMPARED_NAMES:
             return False
@@ -348,11 +348,8 @@ def locks_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) 
 
     Units count as exclusive locks.
     """
-    transaction = table.transactions.get(owner) if isinstance(owner, str) else None
-    if transaction is None:
-        return 0, 0
+    grants = table.grants_of(owner)
     is_all, (first, end) = subtree == WHOLE_NAMESPACE, range_below(subtree)
-    grants = transaction.grants
     names = [name for name in grants if (is_all or first <= name < end) and name != subtree]
     total = sum(grants.values()) if len(names) == len(grants) else sum([grants[name] for name in names])
     if not special.shared_count:

@@ -136,7 +136,7 @@ def _scan(table: LockTable, request: Request) -> Iterator[ScannedItem]:
 def _scan_resource(table: LockTable, request: Request, name: str, mode: QueueMode) -> Iterator[ScannedItem]:
     """Yield an item for the resource `name`, which `request` waits for in `mode`, and for each request on it that may block."""
     owner = request.owner
-    yield name, None, False
+    yield name, None, False  # one read without a blocker: see `ScannedItem`
     resource = table.resources[name]
     if table.specials and resource.special is not None:
         yield from _scan_special_resource(table, request, name, mode)
@@ -390,11 +390,9 @@ def _find_by_owner(table: LockTable, name: str | None, id: int | None, transacti
     """Return the requests that match all given filters. An id or a transaction must be given."""
     if id is not None:
         request = table.find(id)
-        if (
-            request is None
-            or transaction not in {None, request.transaction}
-            or (name is not None and not _matches_name(request, name))
-        ):
+        if request is None or transaction not in {None, request.transaction}:
+            return _to_matches((), ())
+        if name is not None and not _matches_name(request, name):
             return _to_matches((), ())
         return _to_matches([request], ()) if request.state is HELD else _to_matches((), [request])
     owner = None if transaction is None else table.transactions.get(transaction)

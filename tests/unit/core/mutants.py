@@ -58,8 +58,8 @@ MUTANTS = [
     Mutant(
         "the first waiter of a subtree is granted without a check",
         "core/grant.py",
-        "    if resource.special is not None:\n        return None\n",
-        "",
+        "    if resource.special is not None or first is None:\n",
+        "    if first is None:\n",
     ),
     Mutant(
         "a waiter below a subtree is granted without a check",
