@@ -219,7 +219,7 @@ def _read_again(line: bytes) -> WireCommand:
         del rejection
 
 
-def _build_command(line: Line) -> WireCommand:
+def _build_command(line: Line | ShortLine) -> WireCommand:
     """Build the command for a decoded line, and wrap it in `Namespaced` if its payload names a namespace."""
     payload = line.payload
     command: Any = _BUILDERS[type(line)](payload)
