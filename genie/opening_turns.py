@@ -38,7 +38,7 @@ class OpeningTurns:
         return not self._waiting and self._remaining_s > 0
 
     def run(self, process: Callable[[], T]) -> T:
-        """Process input now."""
+        """Process input now, and subtract the time that it takes from the rest of this iteration."""
         started = time.monotonic()
         try:
             return process()

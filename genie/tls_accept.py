@@ -273,12 +273,13 @@ async def accept_tls(
 ) -> None:
     """Run the TLS handshake of an accepted connection, and then connect it with a new protocol.
 
-    The handshake, and input after it, take turns if `context` is a `TurnsContext`. Raises OSError, such as `ssl.SSLError`, if it fails.
+    The handshake, and input after it, take turns if `context` is a `TurnsContext`. Raises OSError, such as
+    `ssl.SSLError`, if the handshake fails.
     """
     loop, turn = asyncio.get_running_loop(), Turn(turns)
     _TURN.set(turn)
     plain, _ = await loop.connect_accepted_socket(lambda: turn, sock)
-    if plain.is_closing():
+    if plain.is_closing():  # the client has closed the connection
         raise ConnectionResetError(CLOSED)
     try:
         transport = await loop.start_tls(
@@ -297,6 +298,6 @@ async def accept_tls(
     protocol = make_protocol()
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
-    if turn.received:
+    if turn.received:  # input that followed the handshake
         protocol.data_received(turn.take_received())
         turn.resume()

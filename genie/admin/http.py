@@ -43,9 +43,8 @@ class _Connection(web.RequestHandler):
     __slots__ = ("_connections", "_counted_requests", "_parsed_bytes", "_unparsed", "admitted")
 
     def __init__(self, server: web.Server, admitted: Admitted, connections: AdminConnections) -> None:
-        super().__init__(
-            server, loop=asyncio.get_running_loop(), access_log=cast("Logger", None), auto_decompress=False
-        )
+        no_access_log = cast("Logger", None)  # aiohttp permits None, but its type does not
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=no_access_log, auto_decompress=False)
         self.admitted = admitted
         """The same connection, for `AdminConnections`."""
         self._connections = connections

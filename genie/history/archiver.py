@@ -551,14 +551,15 @@ def _archiver_lock(directory: Path) -> Iterator[bool]:
 def main(arguments: list[str]) -> None:
     """Clean up a directory, and print how many writes were dropped.
 
-    The arguments are those of the command line above.
+    The arguments are the directory, the maximum bytes of its files, and their maximum age in seconds.
     """
+    directory, max_bytes, max_age_s = arguments
     with contextlib.suppress(OSError):
         os.nice(19)  # leaves the processor to the server
     try:
-        dropped = clean_up(Path(arguments[0]), Retention(int(arguments[1]), float(arguments[2])))
+        dropped = clean_up(Path(directory), Retention(int(max_bytes), float(max_age_s)))
     except OSError as error:
-        sys.exit(f"the history in {arguments[0]} cannot be archived: {error}")
+        sys.exit(f"the history in {directory} cannot be archived: {error}")
     with contextlib.suppress(BrokenPipeError):  # the server has ended
         sys.stdout.write(f"{dropped}\n")
         sys.stdout.flush()

@@ -307,7 +307,7 @@ class _Search:
         live = {id_: entry for id_, entry in self._found.items() if entry.ended_at is None}
         if not live:
             return
-        if self._until < inf:
+        if self._until < inf:  # otherwise no file is after the window
             names = {name for entry in live.values() for name in entry.names}
             keys = [key_of("r", name) for name in names]
             for segment in self._segments:
@@ -458,7 +458,7 @@ def shorten(entry: Entry, first: Container[str]) -> int:
     total = len(entry.names)
     if total <= MAX_LISTED_RESOURCES:
         return total
-    kept = sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES]
+    kept = sorted(entry.names, key=lambda name: name not in first)[:MAX_LISTED_RESOURCES]  # False is before True
     exclusive, shared = set(entry.exclusive), set(entry.shared)
     entry.exclusive = tuple(name for name in kept if name in exclusive)
     entry.shared = tuple(name for name in kept if name in shared)

@@ -398,7 +398,7 @@ class HistoryWriter:
         Return the lines, b"" if there are none, or None if the recording ends.
         """
         remaining_s = file.remaining_s()
-        waits_for_room = self._dropped_by_thread.count > 0 or remaining_s == 0
+        waits_for_room = self._dropped_by_thread.count > 0 or remaining_s == 0  # for lines, or for the next file
         try:
             return self._queue.get(timeout=ROOM_CHECK_S if waits_for_room else remaining_s)
         except Empty:

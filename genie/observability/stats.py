@@ -77,7 +77,7 @@ class ContentionStats:
         """Return the entry of a resource in the current window. A missing entry is created."""
         entry = self._current.get(name)
         if entry is None:
-            if len(self._current) >= MAX_RESOURCES:
+            if len(self._current) >= MAX_RESOURCES:  # keep the half with the most contention
                 self._current = dict(most_contended(self._current.items(), MAX_RESOURCES // 2))
             entry = self._current[name] = Contention()
         return entry

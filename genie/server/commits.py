@@ -58,7 +58,7 @@ class Commits:
         self._sent_at = 0.0
         """Event-loop time at which the last commit was sent."""
         self._store_timeout_s = store_timeout_s
-        self._lease_s = lease_s if store.durable else inf
+        self._lease_s = lease_s if store.durable else inf  # locks in memory have no other leader
         self._heartbeat_s = min(HEARTBEAT_S, self._lease_s / 3)
         self.tick_s = max(MIN_TICK_S, min(self._heartbeat_s, store_timeout_s / 4))
         """Interval in seconds at which `check` must be called if the store is durable."""

@@ -290,7 +290,7 @@ class Connection(Peer, asyncio.Protocol):
             self.has_reply = False
         elif self.watch_bytes or self.write_blocked or self.closed or self._lingers_until or transport is None:
             super().flush()
-        else:
+        else:  # the usual case
             self.has_reply = False
             transport.write(b"".join(outbox))
             outbox.clear()
@@ -371,7 +371,7 @@ class Connection(Peer, asyncio.Protocol):
         """Pause or resume reading from the transport according to the current state. Repeated calls are harmless."""
         if self._transport is None or self._transport.is_closing():
             return
-        if self._lingers_until:
+        if self._lingers_until:  # the input is discarded
             self._transport.resume_reading()
         elif self.reading_is_paused or self.closing:
             self._transport.pause_reading()

@@ -243,7 +243,7 @@ class Dispatcher:
         `next_id` is greater than all assigned ids: a later leader assigns ids from `next_id` on.
         """
         in_sessions = chain.from_iterable([session.retained_replies or () for session in self.sessions])
-        retained = {reply.id: reply for reply in chain(self._unrestored, in_sessions)}
+        retained = {reply.id: reply for reply in chain(self._unrestored, in_sessions)}  # some have no session yet
         return snapshot_of(self.manager, retained, next_id, now)
 
     def dispose(self) -> None:
@@ -632,7 +632,7 @@ class Dispatcher:
                 send(connection, replies.locked_again(request, now))
             elif request.ref is None or not session.quiet:  # a quiet client gets no `queued` for requests with a `ref`
                 send(connection, replies.queued(request))
-        if report:
+        if report:  # slices are left
             return False
         session.state_report, session.connected_at = None, now
         return True

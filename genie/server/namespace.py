@@ -345,7 +345,7 @@ class Namespace:
         """Wait until leadership is lost. If a server that leads fewer namespaces requests leadership, transfer it."""
         lost = asyncio.create_task(self._leadership_lost.wait())
         requested = asyncio.create_task(self.store.wait_for_transfer_request())
-        memory = None if self._monitor is None else asyncio.create_task(self._poll_store_memory())
+        polling = None if self._monitor is None else asyncio.create_task(self._poll_store_memory())
         try:
             await asyncio.wait({lost, requested}, return_when=asyncio.FIRST_COMPLETED)
             if not self._leadership_lost.is_set():
@@ -354,7 +354,7 @@ class Namespace:
         finally:
             await cancel_and_wait(lost)
             await cancel_and_wait(requested)
-            await cancel_and_wait(memory)
+            await cancel_and_wait(polling)
             self.store_memory = None
 
     async def _poll_store_memory(self) -> None:

@@ -180,7 +180,7 @@ class Peer:
         """
         self.has_reply = False
         if self.deferred:
-            self.defer()
+            self.defer()  # adds the messages of the batch to `deferred`
             if self.watch_bytes <= MAX_BYTES_BEFORE_REPLY:
                 self.flush_deferred()
         else:

@@ -244,7 +244,7 @@ class Pipeline:
             self._batch_at = now = self._clock()
             remaining = iter(items)
             slow = self._dispatcher.execute(now, connection, remaining)
-            if slow is not None:
+            if slow is not None:  # the command that must wait, for example because it is slow
                 self._only_connection = None
                 self._scheduler.add_slow(connection, slow, remaining)
                 self._schedule()

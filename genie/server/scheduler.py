@@ -394,7 +394,7 @@ class CommandScheduler:
         whole process may have been paused.
         """
         name = principal_name(connection)
-        self._overruns.pop(name, None)
+        self._overruns.pop(name, None)  # so that the entry is added at the end
         self._overruns[name] = now
         until = started + (now - started) / LIGHT_SHARE  # then the turn has taken only this share of the time
         if connection.overran_until > started:

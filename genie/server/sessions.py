@@ -151,7 +151,7 @@ class StateReport:
             left -= 1
             if request.state is not ENDED:
                 requests.append(request)
-                if request.context.choice_digest is not None:
+                if request.context.choice_digest is not None:  # a request with `anyOf`
                     left -= request.name_count()
         return replies, requests
 
@@ -253,7 +253,7 @@ class Session:
         """Remove a request from `bound` if it is there, and free the slots of removed requests."""
         bound = self.bound
         bound.pop(request.id, None)
-        if len(bound) in LARGE_SIZES:
+        if len(bound) in LARGE_SIZES:  # seldom, because `compact` may copy the dict
             compact(bound)
 
     def remove(self, request: Request) -> None:
@@ -503,7 +503,7 @@ class SessionTable:
         """
         for request in requests:
             origin = request.origin
-            if origin is not None and origin.key is not None:
+            if origin is not None and origin.key is not None:  # the stored description of a session
                 request.origin = session = self._restored(origin, origin.key, request.context.principal)
                 session.add_queued(request)
                 session.live_requests += 1

@@ -111,7 +111,7 @@ class IterationTurns:
         """True if `_end_iteration`, or `_end_after_others`, is scheduled."""
 
     def enter(self, caller: Caller) -> None:
-        """Notice a new iteration.
+        """Begin the next iteration if the event loop is in a new one.
 
         A caller must call this before its first part in an iteration, unless this is a batch.
         """
@@ -178,8 +178,8 @@ class IterationTurns:
             return False
         if kind.skipped:  # the callers that wait have had no part in the last iteration, and may not ask in this one
             return True
-        longest_waiting_since = min(kind.late_before.values(), default=1 << 63)  # greater than all, if no caller waits
-        return self._waits_since(kind, caller) <= longest_waiting_since
+        since = self._waits_since(kind, caller)
+        return all(since <= other_since for other_since in kind.late_before.values())
 
     def _waits_since(self, kind: _Kind, caller: Caller) -> int:
         """Return the iteration since which a caller waits, later by `OVERRUN_PENALTY` if its last part exhausted an iteration."""

@@ -134,7 +134,8 @@ class WatchRegistry:
             if remaining_bytes < 0 or len(rows) >= MAX_WATCHING_ROWS:
                 return rows, True
             rows.append(row)
-        return rows, len(self._table.uncontended) + len(self._table.resources) > MAX_SEARCHED_NAMES
+        locked_names = len(self._table.uncontended) + len(self._table.resources)
+        return rows, locked_names > MAX_SEARCHED_NAMES
 
     def dispose(self) -> None:
         """Drop all references to connections."""

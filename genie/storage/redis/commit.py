@@ -128,7 +128,7 @@ class CommitEncoder:
         """
         previous_id, id_ = f"{self._epoch}-{index - 1}", f"{self._epoch}-{index}"
         min_id = encode_position(self.checkpoint)
-        arguments = [2, self._log, self._meta, previous_id, id_, batch, min_id]
+        arguments = [2, self._log, self._meta, previous_id, id_, batch, min_id]  # 2 keys, and the arguments
         script = encode_command(["EVAL", _APPEND_ALLOWING_OOM, *arguments])
         return script + _UNWATCH + self._watch  # the script has changed the watched log, so the WATCH must be renewed
 

@@ -211,7 +211,7 @@ def _on_empty(candidacy: Candidacy, replica: LocalReplica, node: Node, now: floa
     """
     since = now if candidacy.empty_since is None else candidacy.empty_since
     not_before = since + node.lease_ms / 1000 + rank_delay_s(None, candidacy, replica)
-    can_restore = replica.history is not None and replica.history.position > (0, 0)
+    can_restore = replica.history is not None and replica.history.position > (0, 0)  # (0, 0): an empty state
     return Decision(Action.RESTORE if can_restore else Action.ACQUIRE, not_before, delayed=True)
 
 
@@ -291,7 +291,7 @@ class LeadershipBalancer:
             self._leaders.pop(namespace, None)
         else:
             self._leaders[namespace] = address
-            self._transferred.pop(namespace, None)
+            self._transferred.pop(namespace, None)  # the transfer, if there was one, is complete
 
     def count(self, address: str) -> int:
         """Return how many namespaces the node at `address` leads."""
