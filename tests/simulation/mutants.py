@@ -321,7 +321,7 @@ MUTANTS = [
     Mutant(
         "only the first slice of the state of a resumed session is sent",
         "server/dispatcher.py",
-        "        if report:\n            return False\n",
+        "        if report:  # slices are left\n            return False\n",
         "",
     ),
     Mutant(
@@ -529,8 +529,8 @@ MUTANTS = [
     Mutant(
         "a lock below a subtree is released on the fast path",
         "core/manager.py",
-        "            return not any(map(table.is_below_subtree, request.exclusive))",
-        "            return True",
+        " and not any(map(table.is_below_subtree, names))",
+        "",
         first=FIRST_LOCK_KINDS_SEED + 26,
     ),
     Mutant(
@@ -571,8 +571,8 @@ MUTANTS = [
     Mutant(
         "requests for units overtake earlier ones",
         "core/grant.py",
-        "request.units[name], name, queue, entry)",
-        "request.units[name], name)",
+        "request.units[name], queue, entry)",
+        "request.units[name])",
         first=FIRST_LOCK_KINDS_SEED + 78,
     ),
     Mutant(

@@ -16,8 +16,8 @@ MUTANTS = [
     Mutant(
         "units of earlier waiters are not counted",
         "core/grant.py",
-        "request.units[name], name, queue, entry)",
-        "request.units[name], name)",
+        "request.units[name], queue, entry)",
+        "request.units[name])",
     ),
     Mutant(
         "the units that a request asks for are not counted",
