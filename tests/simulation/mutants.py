@@ -259,6 +259,13 @@ MUTANTS = [
         "run.started_at",
         first=FIRST_CRASH_SEED + 49,
     ),
+    Mutant(
+        "a follower drops its replica before it has loaded the state again",
+        "storage/redis/follower.py",
+        "if state is None and old is not None and not self._has_acquired:",
+        "if False:",
+        first=FIRST_CRASH_SEED + 197,
+    ),
     # -- beliefs
     Mutant(
         "the client counts the session timeout from when it notices that the connection is lost",

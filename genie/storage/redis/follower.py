@@ -278,25 +278,30 @@ class Follower:
     async def _load_replica(self) -> None:
         """Replace the replica by the stored state.
 
-        The replica stays unloaded if the namespace is empty, or if the log lacks entries. The next checkpoint replaces
+        The replica is not replaced if the namespace is empty, or if the log lacks entries. The next checkpoint replaces
         missing entries, so the caller loads again.
         """
-        # Loading moves the log reader: after an interruption, the old replica would not match it.
         old, self._replica.lazy = self._replica.lazy, None
+        old_history = self._reader.history
         self._report_role()
-        if old is not None:
-            await old.free()
+        state: Batch | None = None
         try:
             state = await load_state(self._keyspace, self._reader, self._log)
+            self._logged_load_error = ""
         except LogIncomplete as error:
             if str(error) != self._logged_load_error:
                 self._logged_load_error = str(error)
                 self._log.error("replica load failed, retrying", reason=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S)
             await asyncio.sleep(INCOMPLETE_LOG_PAUSE_S)
-            return
-        self._logged_load_error = ""
+        finally:
+            if state is None and old is not None and not self._has_acquired:
+                # Redis may have lost commits again that only this replica has. Loading has moved the log reader.
+                self._replica.lazy, self._may_lag = old, True
+                self._reader.seek(old_history)
         if state is None:
             return
+        if old is not None:
+            await old.free()
         self._candidacy.last_sign_of_life = self._loop.time()  # the leader may have committed just before
         state_machine = await _apply_state(state)
         self._replica.replace(state_machine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -431,6 +432,34 @@ async def test_a_follower_reports_when_its_replica_has_caught_up() -> None:
         Following("other", caught_up=False),
         Following("other", caught_up=True),
     ]
+
+
+@pytest.mark.parametrize("failure", ["unreachable", "empty"])
+async def test_a_follower_whose_load_fails_keeps_the_commits_that_it_has_read(failure: str) -> None:
+    """Redis has lost them, the leader has restored them, and Redis loses them again while the follower loads them."""
+    keyspace = ScriptedKeyspace(led_by(Node(address="other"), epoch=9))
+    roles: list[FollowerRole] = []
+    reader = ScriptedReader()
+    read_history = led_by(None).history
+    reader.seek(read_history)
+    follower = Follower(cast("Keyspace", keyspace), reader, OWN, LeadershipBalancer(), outage_log(), roles.append)
+    follower._leader = "other"
+    replica = follower._replica.lazy = LazyReplica(StateMachine())
+
+    async def scan_records() -> AsyncIterator[dict[bytes, bytes]]:
+        assert reader.history != read_history, "loading moves the reader"
+        keyspace.meta = None
+        if failure == "unreachable":
+            raise RedisFailure("the connection to 127.0.0.1:6379 ended: closed")
+        yield {}
+
+    keyspace.scan_records = scan_records  # type: ignore[method-assign]
+    with suppress(RedisFailure):
+        await follower._load_replica()
+    assert follower._replica.lazy is replica
+    assert follower._replica.history is read_history
+    follower._report_role()
+    assert roles == [Following("other", caught_up=False)]
 
 
 class ScriptedReader(LogReader):
