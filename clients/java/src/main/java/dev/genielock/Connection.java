@@ -175,12 +175,12 @@ final class Connection {
      * A caller does not read if a timeout may end the read within a record of TLS, or if its interrupt would close the socket, as that
      * of a virtual thread. If the write blocks although few bytes have no answer, the keepalive closes the connection.
      */
-    void exchange(long limit) {
+    void exchange(long end) {
         Thread caller = Thread.currentThread();
         try {
             write();
             boolean mayRead = !address.isSecure() && !caller.isInterrupted() && !caller.getThreadGroup().getName().equals("VirtualThreads");
-            if (endWriting(mayRead)) readOnce((int) Math.max(1, Math.min(limit, MAX_CALLER_READ) / NANOS_PER_MS));
+            if (endWriting(mayRead)) readOnce((int) Math.max(1, Math.min(end - System.nanoTime(), MAX_CALLER_READ) / NANOS_PER_MS));
         } catch (RuntimeException | Error e) {
             close(e);
         }

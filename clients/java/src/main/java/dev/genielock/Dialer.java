@@ -56,7 +56,7 @@ final class Dialer {
         thread.interrupt();
         Connection last = served;
         if (last != null) last.close(new IOException("the client is closed"));
-        if (Thread.currentThread() != thread) ended.awaitUninterruptibly(Long.MAX_VALUE);
+        if (Thread.currentThread() != thread) ended.awaitUninterruptibly(System.nanoTime() + Long.MAX_VALUE);
     }
 
     private void run() {

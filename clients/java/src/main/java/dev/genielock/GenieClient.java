@@ -621,7 +621,7 @@ public final class GenieClient implements AutoCloseable {
             var ended = new Waited<Boolean>();
             CompletableFuture.allOf(all.stream().map(Lock::lost).toArray(CompletableFuture[]::new))
                     .whenComplete((none, released) -> ended.complete(true));
-            ended.await(Wire.nanos(Wire.ms(limit)));
+            ended.await(System.nanoTime() + Wire.nanos(Wire.ms(limit)));
         } finally {
             session.releaseAll(all);
             session.close();

@@ -158,7 +158,7 @@ public final class Lock implements AutoCloseable {
     public void release() throws InterruptedException {
         Optional<Call> call = drop(true);
         if (call.isPresent()) {
-            session.await(call.get(), session.config.responseTimeout());
+            session.await(call.get(), System.nanoTime() + session.config.responseTimeout());
         } else {
             try (var held = session.mutex.hold()) {
                 if (!isReleased()) throw ended.copy();
@@ -196,7 +196,7 @@ public final class Lock implements AutoCloseable {
     void awaitRelease(long end) {
         Optional<Call> call = drop(true);
         if (call.isEmpty()) return;
-        session.awaitQuietly(call.get(), end - System.nanoTime());
+        session.awaitQuietly(call.get(), end);
         if (!call.get().isDone() && !Thread.currentThread().isInterrupted()) {
             session.config.logger().log(Level.WARNING,
                     "the release of lock {0} is not confirmed; it is repeated until the server confirms it", Long.toString(id));

@@ -80,7 +80,7 @@ final class Session {
         dialer.start();
         if (config.isLazy()) return;
         try {
-            await(connected, config.connectTimeout());
+            await(connected, System.nanoTime() + config.connectTimeout());
         } catch (InterruptedException | RuntimeException e) {
             close();
             throw e;
@@ -106,7 +106,7 @@ final class Session {
         }
         if (!kept.isEmpty()) config.logger().log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
         if (last != null) { // an interrupt does not end this wait: otherwise the server would keep the session
-            bye.awaitUninterruptibly(Math.min(MAX_BYE, config.responseTimeout()));
+            bye.awaitUninterruptibly(System.nanoTime() + Math.min(MAX_BYE, config.responseTimeout()));
         }
         dialer.stop();
         clock.close();
@@ -132,30 +132,29 @@ final class Session {
             }
         }
         long end = System.nanoTime() + config.responseTimeout();
-        for (Call release : releases) awaitQuietly(release, end - System.nanoTime());
+        for (Call release : releases) awaitQuietly(release, end);
     }
 
     /** Waits for the answer to a call whose failure does not matter. An interrupt ends the wait, and remains set. */
-    void awaitQuietly(Call call, long limit) {
+    void awaitQuietly(Call call, long end) {
         try {
-            waitFor(call, limit);
+            waitFor(call, end);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();
         }
     }
 
-    /** Waits until a call has ended, or for the limit. The caller may have to write the output first, and to read. */
-    private void waitFor(Call call, long limit) throws InterruptedException {
-        long end = System.nanoTime() + limit; // it may overflow: only the difference counts
+    /** Waits until a call has ended, or until a time of {@link System#nanoTime}. First its caller may have to write, and to read. */
+    private void waitFor(Call call, long end) throws InterruptedException {
         if (call.direct != null) {
             Connection direct;
             try (var held = mutex.hold()) { // another thread may wait for the same release
                 direct = call.direct;
                 call.direct = null;
             }
-            if (direct != null) direct.exchange(limit);
+            if (direct != null) direct.exchange(end);
         }
-        call.await(end - System.nanoTime());
+        call.await(end);
     }
 
     /** Returns the first two lines of a connection. */
@@ -180,20 +179,21 @@ final class Session {
 
     /** Sends a command and waits for its answer. */
     Wire.Message execute(String name, Map<String, Object> fields, Lock lock, long limit) throws InterruptedException {
-        long start = System.nanoTime();
+        long end = System.nanoTime() + limit;
         Call call = newCall(name, fields, lock);
         call.isForeground = true;
-        submit(call, limit);
-        return await(call, limit - (System.nanoTime() - start));
+        submit(call, end);
+        return await(call, end);
     }
 
-    /** Sends a command. While too many bytes are unsent, it waits, at most for the limit. */
-    void submit(Call call, long limit) throws InterruptedException {
+    /** Sends a command. While too many bytes are unsent, it waits, at most until a time of {@link System#nanoTime}. */
+    private void submit(Call call, long end) throws InterruptedException {
         mutex.lockInterruptibly();
         try {
-            for (long left = limit; closed == null && connection != null && connection.isFull();) {
+            while (closed == null && connection != null && connection.isFull()) {
+                long left = end - System.nanoTime();
                 if (left <= 0) throw new UnavailableException(lastFailure);
-                left = outputTaken.awaitNanos(left);
+                outputTaken.awaitNanos(left);
             }
             submitNow(call);
         } finally {
@@ -210,9 +210,9 @@ final class Session {
     }
 
     /** Waits for the answer to a call. If the thread is interrupted, or no answer arrives in time, the call is given up. */
-    Wire.Message await(Call call, long limit) throws InterruptedException {
+    Wire.Message await(Call call, long end) throws InterruptedException {
         try {
-            waitFor(call, limit);
+            waitFor(call, end);
         } catch (InterruptedException e) {
             if (giveUp(call).isPresent()) throw e;
             Thread.currentThread().interrupt(); // it was answered meanwhile: the answer counts

@@ -16,8 +16,10 @@ class Waited<T> extends CompletableFuture<T> {
     private record Blocker(Waited<?> future, long end) implements ForkJoinPool.ManagedBlocker {
         @Override
         public boolean block() throws InterruptedException {
-            for (long left = end - System.nanoTime(); left > 0 && !future.isDone(); left = end - System.nanoTime()) {
+            while (!future.isDone()) {
                 if (Thread.interrupted()) throw new InterruptedException();
+                long left = end - System.nanoTime(); // the times may overflow: only the difference counts
+                if (left <= 0) return true;
                 LockSupport.parkNanos(future, left);
             }
             return true;
@@ -34,12 +36,12 @@ class Waited<T> extends CompletableFuture<T> {
     public <U> CompletableFuture<U> newIncompleteFuture() { return new Waited<>(); }
 
     /**
-     * Waits until the future has ended, or for a limit in ns. A thread of a pool is replaced meanwhile if the pool can grow. In contrast
-     * to {@link #get}, it executes no other tasks of the pool, which may wait for this thread.
+     * Waits until the future has ended, or until a time of {@link System#nanoTime}. A thread of a pool is replaced meanwhile if the pool
+     * can grow. In contrast to {@link #get}, it executes no other tasks of the pool, which may wait for this thread.
      */
-    final void await(long limit) throws InterruptedException {
+    final void await(long end) throws InterruptedException {
         if (isDone()) return;
-        var blocker = new Blocker(this, System.nanoTime() + limit); // it may overflow: only the difference counts
+        var blocker = new Blocker(this, end);
         Thread waiter = Thread.currentThread();
         whenComplete((value, failure) -> LockSupport.unpark(waiter));
         try {
@@ -50,12 +52,11 @@ class Waited<T> extends CompletableFuture<T> {
     }
 
     /** As {@link #await}. An interrupt does not end the wait, and remains set. */
-    final void awaitUninterruptibly(long limit) {
-        long end = System.nanoTime() + limit;
+    final void awaitUninterruptibly(long end) {
         boolean isInterrupted = false;
         while (!isDone() && end - System.nanoTime() > 0) {
             try {
-                await(end - System.nanoTime());
+                await(end);
             } catch (InterruptedException e) {
                 isInterrupted = true;
             }

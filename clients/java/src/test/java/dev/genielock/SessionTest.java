@@ -329,7 +329,7 @@ class SessionTest {
             var next = session.newCall("ping", Wire.fields(), null);
             session.submitNow(next);
             second.answer("pong", "ref", second.expect("ping").get("ref"));
-            session.await(next, Long.MAX_VALUE);
+            session.await(next, System.nanoTime() + Long.MAX_VALUE);
             assertFalse(isOpen(session, unanswered));
         }
         session.close();
@@ -552,7 +552,7 @@ class SessionTest {
                     call.isForeground = true;
                     session.submitNow(call);
                     onThread(() -> {
-                        conn.exchange(Long.MAX_VALUE);
+                        conn.exchange(System.nanoTime() + Long.MAX_VALUE);
                         return true;
                     });
                     assertDoesNotThrow(() -> first.expect("ping"));
@@ -610,7 +610,7 @@ class SessionTest {
             if (isReset) first.reset();
             first.close();
             onThread(() -> {
-                conn.exchange(Long.MAX_VALUE);
+                conn.exchange(System.nanoTime() + Long.MAX_VALUE);
                 return true;
             });
             end = failure(conn);
