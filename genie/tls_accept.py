@@ -87,7 +87,7 @@ class Turn(asyncio.Protocol):
 
         Until then nothing is read from the client.
         """
-        if self._has_turn:
+        if self._has_turn:  # `_continue` has called this
             return step()
         turns = self._turns.input if self.is_handshake_complete else self._turns.handshakes
         if turns.has_time and not self._is_postponed:

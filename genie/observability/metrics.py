@@ -257,7 +257,7 @@ def _process_metrics() -> Iterator[Metric]:
     yield GaugeMetricFamily("process_start_time_seconds", "Start time of the process (unix time).", _START_TIME_S)
     yield CounterMetricFamily("process_cpu_seconds", "CPU time of the process.", time.process_time())
     if _STATM.exists():
-        pages = int(_STATM.read_text().split()[1])
+        pages = int(_STATM.read_text().split()[1])  # the second number is the resident pages
         yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory of the process.", pages * PAGE_BYTES)
 
 

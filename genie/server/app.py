@@ -589,7 +589,7 @@ def make_history(settings: Settings, namespace: str) -> History | None:
     history = settings.history
     if history.dir is None:
         return None
-    retention = Retention(history.max_mb << 20, history.max_days * 86_400)
+    retention = Retention(max_bytes=history.max_mb << 20, max_age_s=history.max_days * 86_400)
     prefixes = [prefix.strip() for prefix in (history.redact or "").split(",") if prefix.strip()]
     server = settings.advertise or f"{settings.host}:{settings.port}"
     return History(history.dir, namespace, server, retention, prefixes)

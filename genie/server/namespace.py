@@ -314,7 +314,8 @@ class Namespace:
         up to 1 ms early for a client that counts its timeout from the moment at which it sent the request.
         """
         settings = self._settings
-        manager, offset_ms = state.manager, state.clock_ms - time.monotonic() * 1000
+        manager = state.manager
+        offset_ms = state.clock_ms - time.monotonic() * 1000
         # Ids that are at least the Unix time keep ids and fencing tokens unique even if the store lost the last
         # batches.
         unix_us = time.time_ns() // 1000
@@ -322,11 +323,7 @@ class Namespace:
         def clock() -> float:
             return time.monotonic() * 1000 + offset_ms
 
-        manager.lead(
-            min_id=unix_us,
-            unix_offset_ms=time.time() * 1000 - clock(),
-            lock_order=self.lock_order,
-        )
+        manager.lead(min_id=unix_us, unix_offset_ms=time.time() * 1000 - clock(), lock_order=self.lock_order)
         return Pipeline(
             manager,
             self.store,

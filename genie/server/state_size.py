@@ -83,7 +83,7 @@ class StateSize:
         self.watches: dict[tuple[Outbound, str], Charge] = {}
         """The charges of watches, by connection and prefix."""
         self.excess = 0
-        """The sum of all `excess`."""
+        """The sum of the `excess` of all charges: bytes that the fixed sizes in `bytes` do not include."""
         self.shares = sessions.shares
         """The charged bytes of each principal, including its sessions without a connection."""
 
@@ -137,8 +137,8 @@ class StateSize:
     def charge_short(self, id: int, principal: str | None, name_count: int) -> bool:
         """Charge a named principal for a new request with short texts. The fast path of `charge_request`.
 
-        Return False, without a charge, if the client has no name, the request has many names, or its principal has no
-        room for it.
+        Return False, without a charge, if the client has no named principal, the request has many names, or the share
+        of the principal is used up.
         """
         if principal is None or name_count > SHORT_NAMES:
             return False

@@ -150,7 +150,7 @@ class IterationTurns:
             self.is_exhausted = True
             self._exhausting.add(self._last)
         if self.spent_s > SHORT_S and not self._is_end_scheduled:
-            self.is_active = self._is_end_scheduled = True
+            self.is_active = self._is_end_scheduled = True  # from now on, each part asks whether it may begin
             asyncio.get_running_loop().call_soon(self._end_after_others)
 
     def _begin(self, kind: _Kind, caller: Caller) -> bool:

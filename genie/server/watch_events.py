@@ -205,11 +205,11 @@ class WatchEvents:
 
         Return how many watches have ended.
         """
-        # `lagged` may be deferred like an event, because MiBs of events may precede it.
         count = len(self._watches.prefixes_of(connection))
         self._watches.remove_all(connection)
         if count and not connection.closed:
             self._stats.lagged_watchers += 1
+            # It may be deferred like an event, because MiBs of events may precede it.
             self._outcome.send_event(connection, replies.LAGGED)
         return count
 

@@ -288,7 +288,7 @@ class _Check:
         if meta.has_log:
             self._check_current_epoch(meta, log)
         for epoch, base in log.bases.items():
-            expected_base = max((position for position in ends if position[0] < epoch), default=(0, 0))
+            expected_base = max(((number, index) for number, index in ends if number < epoch), default=(0, 0))
             # (0, 0) is the base of a restored snapshot, and precedes the first epoch in the history.
             if base != expected_base and (0, 0) not in (base, expected_base):
                 self._add_finding(
