@@ -127,7 +127,7 @@ class _HeldOnly:
             self._in_use -= owners.pop(owner, 0)
 
     def fitting(self, budget: StepBudget) -> Iterator[_Waiter]:
-        """Yield the waiters that fit and that earlier calls have not yielded. Reads no other waiter."""
+        """Yield each waiter once, when it fits beside the holders that are not taken yet. Reads no other waiter."""
         for mode, by_owner in self._excluded.items():
             blocking: set[Owner] = set()
             for each in CONFLICTS[mode]:
@@ -174,7 +174,7 @@ class _UnitsInOrder:
             del self._waiters[id_]
 
     def fitting(self, budget: StepBudget) -> Iterator[_Waiter]:
-        """Yield the waiters that fit and that earlier calls have not yielded.
+        """Yield each waiter once, when it fits beside the units in use and those of the waiters before it.
 
         Reads the queue until the units in use and the units of the waiters that were read exceed every limit.
         """
@@ -535,14 +535,14 @@ class Reduction:
         return obstacles
 
     def _key(self, owner: Owner) -> tuple[tuple[float, int], tuple[float, int], int, Owner]:
-        """Return a sort key, of which the last item is the owner: by first position in a queue, or by `_needed` if that is earlier."""
+        """Return a sort key by the first position of an owner in any queue, or by `_needed`. Its last item is the owner."""
         first = self._first[owner]
         return self._needed.get(owner, first), first, self._owners[owner], owner
 
     def _find_needed(self) -> None:
         """Fill `_needed` with the owners whose held locks block an earlier owner, directly or indirectly.
 
-        They get the rank of the earlier owner, so that owners after the earlier one do not overtake it.
+        They get the position of the earlier owner, so that owners after the earlier one do not overtake it.
         """
         waits = self._waits_by_owner()
         searched: set[tuple[str, QueueMode]] = set()  # holders by the name of the resource and their mode

@@ -150,19 +150,20 @@ def _read_below(table: LockTable, subtree: str) -> tuple[Subtree, list[WaitQueue
     if not is_all:
         names = [name for name in names if first <= name < end]
     special.examples = {name: (X, table.uncontended[name]) for name in islice(names, MAX_EXAMPLES)}
-    holders = exclusive = 0
+    holder_count = exclusive_count = 0
     for name, resource in table.resources.items():
         if (is_all or first <= name < end) and name != subtree:
-            holders += len(resource.holders)
-            exclusive += resource.exclusive_count
+            holder_count += len(resource.holders)
+            exclusive_count += resource.exclusive_count
             if resource.wait_queue is not None:
                 queues.append(resource.wait_queue)
             if resource.special is not None and isinstance(resource.special, Counted):
-                exclusive += resource.special.unit_holder_count
-            if holders and len(special.examples) < MAX_EXAMPLES:
-                for holder in islice(resource.holders.values(), 1):
-                    special.examples[name] = resource.holder_mode(name, holder), holder
-    special.shared_count, special.exclusive_count = holders - exclusive, exclusive + len(names)
+                exclusive_count += resource.special.unit_holder_count
+            if len(special.examples) < MAX_EXAMPLES and resource.holders:
+                holder = next(iter(resource.holders.values()))
+                special.examples[name] = resource.holder_mode(name, holder), holder
+    special.shared_count = holder_count - exclusive_count
+    special.exclusive_count = exclusive_count + len(names)
     return special, queues
 
 

@@ -122,7 +122,10 @@ class SortedQueue:
         return None
 
     def add(self, entry: QueueEntry) -> None:
-        """Insert an entry at its sorted position. A chunk that exceeds `max_chunk` is split in half."""
+        """Insert an entry at its sorted position. A chunk that exceeds `max_chunk` is split in half.
+
+        `_uniform_owners` keeps the owner of a chunk only if the entry certainly has the same owner.
+        """
         chunks = self._chunks
         if not chunks:
             chunks.append([entry])

@@ -103,7 +103,7 @@ class LockClasses:
     def _classify(self, name: str, stem: str) -> LockClass | None:
         """Return the class of a name, and cache it by the name, or by the stem if the stem decides the class.
 
-        Return None if there are too many classes.
+        The stem is the name without the digits at its end. Return None if there are too many classes.
         """
         if name in self._by_whole_name:
             return self._by_whole_name[name]
