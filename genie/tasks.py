@@ -1,10 +1,10 @@
-"""Helpers for asyncio tasks and iterators: cancel and wait, run to the end, close."""
+"""Helpers for asyncio tasks and iterators: cancel and wait, run to the end, close, run in several iterations."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -66,3 +66,9 @@ async def closing(iterator: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]
     finally:
         if hasattr(iterator, "aclose"):
             await iterator.aclose()
+
+
+def run_in_iterations(parts: Iterator[None]) -> None:
+    """Run the first part of some work now, and each other part in a later iteration of the event loop."""
+    if next(parts, parts) is not parts:  # the default `parts` marks the end
+        asyncio.get_running_loop().call_soon(run_in_iterations, parts)

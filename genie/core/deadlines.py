@@ -6,10 +6,11 @@ A tick is a deadline in whole milliseconds. Many requests may have the same tick
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from itertools import islice
 from math import inf
 
-from genie.core.tables import LARGE_SIZES, compact
+from genie.core.tables import LARGE_SIZES, clear_in_parts, compact
 
 NEVER = 2**62
 """The deadline of a request that waits without a time limit. Such a request is not added to `Deadlines`."""
@@ -109,6 +110,15 @@ class Deadlines:
                     ids += of_tick
                     empty_count += not of_tick
         return ids
+
+    def free_in_parts(self) -> Iterator[None]:
+        """Remove all ids, in parts, because they are no longer used. Yield between the parts."""
+        yield from clear_in_parts(self._ticks)
+        while len(self._chunks) > 1:
+            self._chunks.pop()
+            yield
+        self._chunks.clear()
+        self._lasts.clear()
 
     def _insert(self, tick: int) -> None:
         """Insert a new tick into `_chunks`, and split its chunk if it becomes too long."""

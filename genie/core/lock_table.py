@@ -21,7 +21,7 @@ from genie.core.special import (
     possible_subtrees,
     with_intention,
 )
-from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, MIN_CHECKED_SIZE, compact, ordered
+from genie.core.tables import CHECKED_SIZES, MANY_ITEMS, MIN_CHECKED_SIZE, clear_in_parts, compact, ordered
 from genie.core.wait_queue import NO_REQUESTS, LockedResource, WaitQueue
 from genie.lock_modes import IS, IX, MAX_SUBTREE_LEVELS, WHOLE_NAMESPACE, QueueMode, S, U, X
 
@@ -222,6 +222,16 @@ class LockTable:
         """Return the number of grants of an owner by resource. A waiting request without a transaction has none."""
         transaction = self.transactions.get(owner) if isinstance(owner, str) else None
         return NO_GRANTS if transaction is None else transaction.grants
+
+    def free_in_parts(self) -> Iterator[None]:
+        """Empty the table in parts, because it is no longer used. Yield between the parts."""
+        yield from clear_in_parts(self.transactions)
+        yield from clear_in_parts(self.pending_grants)
+        yield from clear_in_parts(self.subtrees)
+        yield from clear_in_parts(self.resources)
+        yield from clear_in_parts(self.uncontended)
+        yield from clear_in_parts(self.waiting)
+        yield from clear_in_parts(self.held)
 
     # -- Changes ------------------------------------------------------------------------
 

@@ -352,6 +352,11 @@ class LockManager:
         if request.details is not None:
             close_specials(self.table, request, keep_moved=True)
 
+    def free_in_parts(self) -> Iterator[None]:
+        """Drop all requests in parts, because the lock manager is no longer used. Yield between the parts."""
+        yield from self.deadlines.free_in_parts()
+        yield from self.table.free_in_parts()
+
     def add_outcome(self, id: int, reason: Reason) -> None:
         """Remember the reason of a request that ended before the state was loaded."""
         self._outcomes.add(id, reason)

@@ -246,13 +246,17 @@ class Dispatcher:
         retained = {reply.id: reply for reply in chain(self._unrestored, in_sessions)}  # some have no session yet
         return snapshot_of(self.manager, retained, next_id, now)
 
-    def dispose(self) -> None:
-        """Break all reference cycles, so that the state is freed without the garbage collector."""
-        self.watches.dispose()
+    def dispose_in_parts(self) -> Iterator[None]:
+        """Drop the state, in parts of a few ms: yield between the parts.
+
+        All reference cycles are broken, so that the state is freed without the garbage collector.
+        """
         self.watch_events.clear()
-        self.size.dispose()
         self.outcome.clear()
-        self.sessions.dispose()
+        yield from self.watches.dispose_in_parts()
+        yield from self.size.dispose_in_parts()
+        yield from self.sessions.dispose_in_parts()
+        yield from self.manager.free_in_parts()
 
     # -- execution ----------------------------------------------------------------------------------------
 

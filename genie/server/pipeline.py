@@ -27,6 +27,7 @@ from genie.server.sessions import Outbound
 from genie.server.turns import IterationTurns
 from genie.server.unavailable import Rejecter
 from genie.storage.store import Batch, RetainedReply, Store
+from genie.tasks import run_in_iterations
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -493,7 +494,7 @@ class Pipeline:
             self._drained.set_result(None)
 
     def dispose(self) -> None:
-        """Free the memory of a stopped pipeline. Called when another node leads."""
-        self._dispatcher.dispose()
+        """Free the memory of a stopped pipeline, a part of it in each iteration. Called when another node leads."""
         self._scheduler.clear()
         self._rejecter.clear()
+        run_in_iterations(self._dispatcher.dispose_in_parts())

@@ -12,7 +12,7 @@ from genie.access import Principal
 from genie.core import ENDED, WAITING, Origin, Request
 from genie.core.context import shown_context
 from genie.core.deadlines import Deadlines
-from genie.core.tables import LARGE_SIZES, compact
+from genie.core.tables import LARGE_SIZES, MAX_FREED_ITEMS, clear_in_parts, compact
 from genie.server.shares import Shares, add, subtract
 from genie.storage.store import RetainedReply
 
@@ -555,10 +555,20 @@ class SessionTable:
         """Return detached sessions whose timeout has passed, at most `limit`."""
         return [self._detached[number] for number in self.deadlines.expired(now, limit)]
 
-    def dispose(self) -> None:
-        """Break the reference cycles of all sessions."""
-        for session in self._by_key.values():
+    def dispose_in_parts(self) -> Iterator[None]:
+        """Drop all sessions in parts, and break their reference cycles. Yield between the parts."""
+        yield from self.deadlines.free_in_parts()
+        yield from clear_in_parts(self._detached)
+        for replies in self._replies.values():
+            yield from clear_in_parts(replies)
+        size = 0
+        while self._by_key:
+            _, session = self._by_key.popitem()
+            size += 1 + len(session.bound) + len(session.retained_replies or ())
             session.dispose()
+            if size >= MAX_FREED_ITEMS:
+                yield
+                size = 0
 
     def _drop_oldest_reply(self, session: Session) -> list[int]:
         """Drop the oldest retained reply of a session, if there is one. Return a list with the id of its request."""

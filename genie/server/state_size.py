@@ -7,7 +7,7 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from genie.config import Limits
@@ -23,6 +23,7 @@ from genie.core.size import (
     excess_bytes,
     text_bytes,
 )
+from genie.core.tables import clear_in_parts
 from genie.server.sessions import SESSION_BYTES, Outbound, SessionTable
 from genie.server.shares import Shares, add, subtract
 
@@ -218,9 +219,13 @@ class StateSize:
         self.excess -= charge.excess
         subtract(self.shares, charge.principal, charge.share)
 
-    def dispose(self) -> None:
-        """Drop all references to connections."""
-        self.watches.clear()
+    def dispose_in_parts(self) -> Iterator[None]:
+        """Drop all charges, and so all references to connections, in parts: yield between the parts."""
+        yield from clear_in_parts(self.watches)
+        yield from clear_in_parts(self.first_blockers)
+        yield from clear_in_parts(self.requests)
+        yield from clear_in_parts(self.short_requests)
+        yield from clear_in_parts(self._counted_below_subtrees)
 
     def _add(self, principal: str | None, excess: int, share: int) -> Charge:
         """Add a charge to the sums and return it."""

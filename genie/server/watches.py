@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from genie.core.lock_table import LockTable
-from genie.core.tables import CHECKED_SIZES, compact
+from genie.core.tables import CHECKED_SIZES, clear_in_parts, compact
 from genie.core.wait_queue import LockedResource
 from genie.lock_modes import X
 from genie.protocol import replies
@@ -137,10 +137,10 @@ class WatchRegistry:
         locked_names = len(self._table.uncontended) + len(self._table.resources)
         return rows, locked_names > MAX_SEARCHED_NAMES
 
-    def dispose(self) -> None:
-        """Drop all references to connections."""
-        self.prefixes.clear()
-        self._prefixes_of.clear()
+    def dispose_in_parts(self) -> Iterator[None]:
+        """Drop all references to connections, in parts: yield between the parts."""
+        yield from clear_in_parts(self.prefixes)
+        yield from clear_in_parts(self._prefixes_of)
 
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
         """Yield an encoded row for each held lock on a name with this prefix, or on a subtree that contains such names.

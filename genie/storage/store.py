@@ -9,7 +9,8 @@ from typing import Protocol
 
 from msgspec import Struct, json
 
-from genie.core import ENDED, HELD, SUCCESS, LockManager, Origin, Reason, Request
+from genie.core import ENDED, HELD, SUCCESS, LockManager, Origin, Reason, Request, in_parts
+from genie.core.tables import clear_in_parts
 from genie.roles import FollowerRole, StoreOutage
 
 
@@ -159,6 +160,16 @@ class StateMachine:
             retained.pop(id_, None)
         yield from manager.load_in_parts(_live_requests(batch.changes, retained), replaced)
         manager.next_id, manager.next_fence, self.clock_ms = batch.next_id, batch.next_fence, batch.clock_ms
+
+    def free_in_parts(self) -> Iterator[None]:
+        """Drop the state in parts, because it is no longer used. Yield between the parts."""
+        table = self.manager.table
+        for part in in_parts(table.waiting.values()):
+            for request in part:  # a queue entry refers to its request
+                request.queue_entry = request.moved = None
+            yield
+        yield from clear_in_parts(self.retained_replies)
+        yield from self.manager.free_in_parts()
 
     def __contains__(self, id_: int) -> bool:
         """Return whether the state has a request or a retained reply with this id."""

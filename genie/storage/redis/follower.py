@@ -159,7 +159,10 @@ class Follower:
                 await self._load_replica()
             case Action.DISCARD_REPLICA:
                 self._log.warning("replica differs from the state in Redis, loading it again")
+                old = self._replica.lazy
                 self._replica.discard()
+                if old is not None:
+                    await old.free()
             case Action.TAIL_LOG if meta is not None and meta.node is not None:
                 await self._tail_log(meta, meta.node)
             case Action.ACQUIRE | Action.RESTORE:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from structlog.typing import FilteringBoundLogger
 
+from genie.core.tables import clear_in_parts
 from genie.storage.redis.keyspace import Keyspace
 from genie.storage.redis.log import (
     BatchCommitted,
@@ -23,7 +24,7 @@ from genie.storage.redis.log import (
 )
 from genie.storage.redis.records import RecordDecoder, decode_counters, decode_records
 from genie.storage.store import Batch, Change, StateMachine
-from genie.tasks import closing
+from genie.tasks import closing, run_in_iterations
 
 MAX_PENDING_IDS = 2_000
 """How many ids may have an undecoded record. Applying 2,000 records takes a few hundredths of a second."""
@@ -31,10 +32,6 @@ MAX_PENDING_IDS = 2_000
 MAX_PENDING_BYTES = 256 << 10
 """How many bytes of batches may be undecoded. The last batch may exceed this limit. About 25,000 short names have this
 size: the records of requests with thousands of names are few, but take long to apply."""
-
-
-MAX_FREED_REQUESTS = 10_000
-"""How many requests of a dropped state are freed at a time."""
 
 MAX_SORTED_IDS = 5_000
 """How many ids of a loaded state are sorted at a time, because a follower that loads a million would do nothing else
@@ -86,15 +83,11 @@ class LazyReplica:
         return self._state_machine
 
     async def free(self) -> None:
-        """Drop the state. Other tasks run between the parts of a large state: to free a million locks at once takes 140 ms."""
-        table = self._state_machine.manager.table
-        requests = [*table.held.values(), *table.waiting.values()]
-        del table  # it refers to the requests
+        """Drop the state in parts. Other tasks run between the parts."""
+        parts = self._state_machine.free_in_parts()
         self._state_machine, self._applied_parts = StateMachine(), iter(())
-        while requests:
-            del requests[-MAX_FREED_REQUESTS:]
-            if requests:
-                await asyncio.sleep(0)
+        for _ in parts:
+            await asyncio.sleep(0)
 
     def _finish_parts(self) -> None:
         for _ in self._applied_parts:
@@ -308,7 +301,7 @@ class LocalReplica:
         """
         snapshot, loaded = self._snapshot_as_leader, self._reader.history.without(self._unacknowledged)
         if snapshot is not None and not snapshot.history.extends(loaded.last_committed):
-            self._snapshot_as_leader = None
+            self.discard_own_leadership_state()
         self.lazy = LazyReplica(state_machine)
 
     def append(self, entry: BatchCommitted) -> Iterator[None]:
@@ -327,12 +320,15 @@ class LocalReplica:
             self.lazy.state_machine()
 
     def discard_own_leadership_state(self) -> None:
-        """Drop the state as a former leader, because another leader was seen alive and its state is valid."""
-        self._snapshot_as_leader = None
+        """Drop the state as a former leader, in parts, if there is one."""
+        snapshot, self._snapshot_as_leader = self._snapshot_as_leader, None
+        if snapshot is not None:  # it may have the last references to very many requests
+            run_in_iterations(clear_in_parts(snapshot.state.changes))
 
     def discard(self) -> None:
         """Drop the replica and the state as a former leader, because Redis has another epoch history (a fork)."""
-        self.lazy = self._snapshot_as_leader = None
+        self.lazy = None
+        self.discard_own_leadership_state()
 
     def keep_only(self, snapshot: Snapshot) -> None:
         """Keep only the snapshot that is being restored, so that a failed attempt can be repeated."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Iterable
+import gc
+from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
 
-from genie.core import Event, LockManager, Request, State, model
+from genie.core import Event, LockManager, Request, State, model, tables
 from genie.core.model import details_of
 from genie.history import records
 from genie.history.recorder import Recorder
@@ -25,7 +25,7 @@ from genie.storage.redis.follower import _apply_state
 from genie.storage.redis.replica import LazyReplica, _sort_by_id
 from genie.storage.store import Batch, Change, RetainedReply, StateMachine, StoredOrigin
 from simulator.invariants import check
-from support.core.sliced_pipeline import Client, World, tick
+from support.core.sliced_pipeline import SECRET, Client, World, tick
 
 PART = 10
 LOCKS = 300
@@ -38,7 +38,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "MAX_RECOVERED_CHANGES", PART)
     monkeypatch.setattr(turns, "ITERATION_S", 0.0)  # one part in each iteration
     monkeypatch.setattr(replica, "MAX_SORTED_IDS", PART)
-    monkeypatch.setattr(replica, "MAX_FREED_REQUESTS", PART)
+    monkeypatch.setattr(tables, "MAX_FREED_ITEMS", PART)
 
 
 def loaded(
@@ -86,19 +86,65 @@ async def test_a_follower_sorts_many_ids_in_parts() -> None:
     assert [*sort.result()] == sorted(ids)
 
 
+async def most_removed_in_an_iteration(manager: LockManager, free: Callable[[], bool]) -> int:
+    """Run the event loop until `free` returns True. Return the maximum number of items that one iteration has removed."""
+    table, sizes = manager.table, list[int]()
+
+    def add_size() -> None:
+        items = table.held, table.waiting, table.transactions, table.resources, table.uncontended
+        sizes.append(sum(map(len, (*items, manager.deadlines._ticks))))
+
+    add_size()
+    while not free():
+        await asyncio.sleep(0)
+        add_size()
+    return max(before - after for before, after in pairwise(sizes))
+
+
+def many_requests() -> dict[int, Change]:
+    """Return held and waiting requests of transactions, with a deadline each."""
+    changes: dict[int, Change] = {}
+    for id_ in range(1, LOCKS):
+        state = State.WAITING if id_ % 3 == 0 else State.HELD
+        changes[id_] = request = loaded(id_, f"name/{id_ // 3}", f"other/{id_}", state=state, deadline=10**9 + id_)
+        request.transaction = request.owner = f"T{id_}"
+    return changes
+
+
 async def test_a_follower_frees_a_large_state_in_parts() -> None:
-    state = StateMachine()
-    state.apply(Batch({id_: loaded(id_, f"name/{id_}") for id_ in range(1, LOCKS)}, LOCKS, LOCKS))
-    lazy, kept = LazyReplica(state), weakref.ref(state.manager)
+    gc.collect()
+    gc.disable()
+    state, others = StateMachine(), count_requests()
+    state.apply(Batch(many_requests(), LOCKS, LOCKS))
+    assert count_requests() == others + LOCKS - 1
+    lazy, manager = LazyReplica(state), state.manager
     del state
     free = asyncio.create_task(lazy.free())
-    iterations = 0
-    while not free.done():
-        await asyncio.sleep(0)
-        iterations += 1
-    assert iterations >= LOCKS // PART
-    assert kept() is None
+    assert await most_removed_in_an_iteration(manager, free.done) <= 3 * PART, "the end of one table and of the next"
+    assert count_requests() == others, "also without the garbage collector"
+    gc.enable()
     assert not lazy.state_machine().manager.table.held
+
+
+async def test_a_former_leader_frees_its_state_in_parts() -> None:
+    """It may still lead other namespaces."""
+    world = World()
+    client = Client(world)
+    client.send("hello", session=SECRET)
+    for number in range(LOCKS):
+        client.lock(f"held/{number}")
+        client.lock(f"held/{number}")
+    await world.settle()
+    table = world.manager.table
+    assert (len(table.held), len(table.waiting)) == (LOCKS, LOCKS)
+    world.pipeline.stop()
+    world.pipeline.dispose()
+    assert len(table.held) == LOCKS
+    assert await most_removed_in_an_iteration(world.manager, lambda: not table.held) <= 3 * PART
+
+
+def count_requests() -> int:
+    return sum(isinstance(each, Request) for each in gc.get_objects())
 
 
 async def iterate(worlds: list[World], recovery: asyncio.Task[None], other: Client) -> list[int]:
