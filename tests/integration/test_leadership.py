@@ -234,8 +234,8 @@ async def test_the_time_to_load_a_snapshot_does_not_count_as_silence_of_the_lead
     read, scan_records = LogReader.read, follower._keyspace.scan_records
     loaded, errors_to_raise = asyncio.Event(), [LogTruncated()]
 
-    async def read_with_one_error(log: LogReader, *args: Any) -> Any:
-        entries = await read(log, *args)
+    async def read_with_one_error(log: LogReader, *args: Any, **options: Any) -> Any:
+        entries = await read(log, *args, **options)
         if entries and errors_to_raise:
             raise errors_to_raise.pop()
         return entries
