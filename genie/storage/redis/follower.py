@@ -388,7 +388,7 @@ class Follower:
         """
         if self._replica.is_loaded and meta is not None and meta.history.contains(self._reader.position):
             await self._catch_up_to(meta.position)
-        self._replica.decode()
+        await self._replica.apply()
         await self._keyspace.primary.verify()  # last: another Redis may have become the primary while this node waited
         self.acquired_at = self._loop.time()
         if not await self._keyspace.acquire_leadership(self._node, meta):
@@ -418,6 +418,7 @@ class Follower:
         has_unacknowledged = self._reader.history.has_commits_beyond(history)
         if not self._replica.is_loaded or has_unacknowledged or not await self._catch_up_to(base):
             await self._load_replica()
+        await self._replica.apply()
         replica = self._replica.lazy
         self._has_acquired = replica is not None
         return None if replica is None else replica.state_machine()

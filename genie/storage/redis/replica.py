@@ -76,11 +76,21 @@ class LazyReplica:
 
     def state_machine(self) -> StateMachine:
         """Apply the undecoded records, and return the state after all batches that were appended."""
-        self._finish_parts()
+        for _ in self.apply():
+            pass
+        return self._state_machine
+
+    def apply(self) -> Iterator[None]:
+        """Decode and apply all records that were appended, in parts: yield after each.
+
+        If the iteration is ended early, a later call continues.
+        """
+        for _ in self._applied_parts:  # not `yield from`, which would end these parts together with this iterator
+            yield
         if self._encoded_counters:
             self._applied_parts = self._apply_pending()
-            self._finish_parts()
-        return self._state_machine
+            for _ in self._applied_parts:
+                yield
 
     async def free(self) -> None:
         """Drop the state in parts. Other tasks run between the parts."""
@@ -311,13 +321,13 @@ class LocalReplica:
         """
         return iter(()) if self.lazy is None else self.lazy.append(entry)
 
-    def decode(self) -> None:
-        """Decode and apply all records that were read.
+    async def apply(self) -> None:
+        """Decode and apply all records that were read. Other tasks run between the parts.
 
         Raises UnknownFormat if this version of Genie does not know one.
         """
-        if self.lazy is not None:
-            self.lazy.state_machine()
+        for _ in () if self.lazy is None else self.lazy.apply():
+            await asyncio.sleep(0)
 
     def discard_own_leadership_state(self) -> None:
         """Drop the state as a former leader, in parts, if there is one."""

@@ -589,6 +589,30 @@ def test_a_replica_closes_a_subtree_with_many_waiting_requests_in_parts() -> Non
     assert max(before - after for before, after in pairwise(entries)) < 2_000
 
 
+async def test_a_new_leader_applies_the_last_records_in_parts() -> None:
+    """They may delete 2,000 requests with 1,024 names each. If it is interrupted, the others are applied later."""
+    leader, machine = LockManager(), StateMachine()
+    for number in range(10):
+        leader.step(Request((), tuple(f"{number}/{name}" for name in range(1_000)), transaction_timeout_ms=1e9), 0)
+    machine.apply(Batch(deepcopy(leader.table.held), leader.next_id, leader.next_fence, 0.0))
+    batch = Batch(dict.fromkeys(leader.table.held), leader.next_id, leader.next_fence, 0.0)
+    encoded = encode_batch(batch, encode_changes(batch.changes))
+    follower = follower_of(ScriptedKeyspace(led_by(OWN)))
+    follower._replica.lazy = LazyReplica(machine)
+    [*follower._replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False))]
+    applying = asyncio.create_task(follower._replica.apply())
+    locks = [machine.manager.table.locks]
+    while not applying.done():
+        await asyncio.sleep(0)
+        locks.append(machine.manager.table.locks)
+        if locks[-1] == 6_000:
+            applying.cancel()
+    assert max(before - after for before, after in pairwise(locks)) == 2_000
+    assert (locks[0], locks[-1]) == (10_000, 6_000)
+    await follower._replica.apply()
+    assert machine.manager.table.locks == 0
+
+
 def test_a_replica_whose_records_are_being_applied_is_complete_when_it_is_needed() -> None:
     replica = LazyReplica(StateMachine())
     requests: dict[int, Change] = {}
