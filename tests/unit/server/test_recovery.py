@@ -23,9 +23,10 @@ from genie.server.turns import IterationTurns
 from genie.storage.redis import replica
 from genie.storage.redis.follower import _apply_state
 from genie.storage.redis.replica import LazyReplica, _sort_by_id
-from genie.storage.store import Batch, Change, RetainedReply, StateMachine, StoredOrigin
+from genie.storage.store import Batch, Change, RetainedReply, StateMachine, StoredOrigin, snapshot_of
 from simulator.invariants import check
 from support.core.sliced_pipeline import SECRET, Client, World, tick
+from work.core_scenarios import InstructionCounter
 
 PART = 10
 LOCKS = 300
@@ -141,6 +142,15 @@ async def test_a_former_leader_frees_its_state_in_parts() -> None:
     world.pipeline.dispose()
     assert len(table.held) == LOCKS
     assert await most_removed_in_an_iteration(world.manager, lambda: not table.held) <= 3 * PART
+
+
+def test_a_snapshot_executes_no_instructions_for_each_held_lock() -> None:
+    """It is made at once, when leadership is lost or Redis has lost commits."""
+    counter = InstructionCounter()
+    requests = [counter.request(f"{number}") for number in range(2_000)]
+    counter.run(lambda: requests.extend(snapshot_of(counter.manager, {}, 1, 0.0).changes.values()))
+    assert requests[:2_000] == requests[2_000:]
+    assert counter.instructions < len(requests) // 2
 
 
 def count_requests() -> int:
