@@ -110,7 +110,7 @@ class SessionEnd:
             request = requests.pop()
             if request.state is ENDED:
                 continue
-            lock_count += request.name_count()
+            lock_count += request.queue_count()  # with the queues of subtrees, while it waits
             if are_only_kept_left:
                 kept.append(request)
             else:

@@ -37,6 +37,20 @@ async def test_a_lost_connection_ends_in_slices(world: World) -> None:
     assert not world.pipeline._scheduler
 
 
+async def test_the_queues_of_subtrees_count_at_the_end_of_a_connection(world: World) -> None:
+    """A request for one name may wait in the queues of 17 subtrees."""
+    holder, leaving, other = Client(world), Client(world), Client(world)
+    holder.send("request", resources=[f"shared:{'a/' * levels}**" for levels in range(9)], transactionTimeout=3_600_000)
+    for number in range(LOCKS // 10):
+        leaving.lock(f"{'a/' * 9}{number}", queueTimeout=3_600_000)
+    await world.settle()
+    assert world.table.queue_entries == LOCKS
+    leaving.connection.connection_lost(None)
+    ended = await world.slices(other)
+    assert max(ended) <= 4 * SLICE
+    assert sum(ended) == LOCKS
+
+
 async def test_requests_that_are_granted_while_their_connection_ends_end_too(world: World) -> None:
     """The requests have `onDisconnect: keep`, but waited when the connection ended."""
     holder, leaving, other = Client(world), Client(world), Client(world)
