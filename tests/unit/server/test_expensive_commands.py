@@ -184,7 +184,7 @@ def test_a_request_with_very_many_choices_executes_few_instructions_for_each(nam
 
 @pytest.mark.parametrize(
     ("choice", "choices", "limit", "limit_of_all"),
-    [("exclusive:{0}", CHOICES, 50, 110), ("{1}/{2}:{0}", MAX_UNIT_CHOICES, 120, 500)],
+    [("exclusive:{0}", CHOICES, 52, 110), ("{1}/{2}:{0}", MAX_UNIT_CHOICES, 120, 500)],
 )
 def test_very_many_choices_are_parsed_once_whether_they_are_valid_or_not(
     choice: str, choices: int, limit: int, limit_of_all: int
