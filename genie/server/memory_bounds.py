@@ -48,6 +48,13 @@ counts."""
 TLS_BYTES: Final = 704 * KIB
 """Bytes of the buffers of OpenSSL and asyncio for a connection that has received long lines. For others they take about
 50 KiB."""
+ADMIN_CONNECTIONS: Final = 512
+"""Maximum number of connections to the admin port."""
+ADMIN_CONNECTION_BYTES: Final = 512 * KIB
+"""Maximum bytes of a connection to the admin port, on average: 64 KiB of input before it is parsed, and as much afterwards.
+Parsed, that takes up to 320 KiB if the request is incomplete, and 1 MiB for requests that wait."""
+ADMIN_RESPONSE_BYTES: Final = 96 * MIB
+"""Maximum bytes of large responses of the admin port, which are being sent or are cached."""
 OUTCOME_BYTES: Final = 96
 """Bytes of the id and the reason of an ended request."""
 COMMAND_FACTOR: Final = 5
@@ -95,10 +102,10 @@ class Bound:
 def memory_bounds(settings: Settings) -> list[Bound]:
     """Return the bounds of a server with these settings. Their sum bounds its memory."""
     limits = settings.limits
-    connection = CONNECTION_BYTES + (0 if settings.tls.cert is None else TLS_BYTES)
+    tls_bytes = 0 if settings.tls.cert is None else TLS_BYTES
     bounds = [  # each with the setting that limits the number of objects, the number, and the bytes of each object
         Bound("program", None, 1, PROGRAM_BYTES),
-        Bound("connections", "max_connections", limits.max_connections, connection),
+        Bound("connections", "max_connections", limits.max_connections, CONNECTION_BYTES + tls_bytes),
         Bound("one read of each connection", "max_connections", limits.max_connections, 2 * RECEIVE_BUFFER_BYTES),
         Bound("bytes of incomplete lines", "max_partial", limits.max_partial, PARTIAL_FACTOR),
         Bound("unread bytes", "max_unread_total", limits.max_unread_total, 1),
@@ -112,6 +119,12 @@ def memory_bounds(settings: Settings) -> list[Bound]:
         Bound("contended resources", None, 2 * MAX_RESOURCES, _NAME + 256, per_namespace=True),
         Bound("ended ids", None, 2 * RECENT_OUTCOMES, OUTCOME_BYTES, per_namespace=True),
     ]  # fmt: skip
+    if settings.admin.port is not None:
+        admin_connection_bytes = ADMIN_CONNECTION_BYTES + tls_bytes
+        bounds += [
+            Bound("connections to the admin port", "admin_port", ADMIN_CONNECTIONS, admin_connection_bytes),
+            Bound("bytes of responses of the admin port", "admin_port", ADMIN_RESPONSE_BYTES, 1),
+        ]
     if settings.lock_order == "on":
         bounds.append(Bound("lock order", "lock_order", 1, LOCK_ORDER_BYTES, per_namespace=True))
     if settings.history.dir is not None:

@@ -10,9 +10,10 @@ from typing import NoReturn
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from genie.admin import throttle
+from genie.admin import connections, throttle
 from genie.admin.models import ApiError, error_middleware
 from genie.admin.throttle import Body, ResponseCache, WorkBudget
+from genie.server import memory_bounds
 
 CHUNK = b"x" * (1 << 20)
 
@@ -71,3 +72,9 @@ async def test_a_rejected_response_is_freed_without_the_garbage_collector() -> N
         assert computed[0]() is None
     finally:
         gc.enable()
+
+
+def test_the_bounds_of_memory_contain_the_limits_of_the_admin_port() -> None:
+    """The server does not import the admin port."""
+    assert connections.MAX_PENDING + connections.MAX_CONNECTIONS == memory_bounds.ADMIN_CONNECTIONS
+    assert throttle.MAX_SENT_BYTES + throttle.MAX_CACHED_BYTES == memory_bounds.ADMIN_RESPONSE_BYTES
