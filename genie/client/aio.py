@@ -469,11 +469,7 @@ class Client:
     reply raises ConnectionLost.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        options: ClientOptions,
-    ) -> None:
+    def __init__(self, addresses: Sequence[Address], options: ClientOptions) -> None:
         self._connection = AsyncConnection(addresses, options)
         self._transactions = RunningNames()
 

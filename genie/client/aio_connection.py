@@ -92,11 +92,7 @@ class AsyncConnection:
     first connection, `response_timeout` for the answer to a call.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        options: ClientOptions,
-    ) -> None:
+    def __init__(self, addresses: Sequence[Address], options: ClientOptions) -> None:
         self.connect_timeout = to_seconds(options.connect_timeout, "connect_timeout")
         self._options = options
         self._resolver = Resolver()

@@ -107,9 +107,7 @@ class Round:
                 elif not self._tasks:
                     return False
                 done, _ = await asyncio.wait(
-                    self._tasks,
-                    timeout=None if step is None else STAGGER_S,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    self._tasks, timeout=None if step is None else STAGGER_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 self._tasks = [task for task in self._tasks if task not in done]
                 results = [task.result() for task in done]  # raises the error of a task

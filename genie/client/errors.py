@@ -112,10 +112,7 @@ def unknown_to_server(id: int) -> LockLost:
 
 def session_lost(id: int) -> LockLost:
     """Return the error for a lock whose session the server no longer knows."""
-    return LockLost(
-        f"lock {id} is lost: the session ended, or the server was restarted and has lost its state",
-        id=id,
-    )
+    return LockLost(f"lock {id} is lost: the session ended, or the server was restarted and has lost its state", id=id)
 
 
 def from_error_reply(reply: Error.Payload) -> GenieError:

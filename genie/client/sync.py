@@ -384,11 +384,7 @@ class Client:
     call, its request is released.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        options: ClientOptions,
-    ) -> None:
+    def __init__(self, addresses: Sequence[Address], options: ClientOptions) -> None:
         self._connection = SyncConnection(addresses, options)
         self._transactions = RunningNames()
 

@@ -63,11 +63,7 @@ class SyncConnection:
     `AsyncConnection` describes the options.
     """
 
-    def __init__(
-        self,
-        addresses: Sequence[Address],
-        options: ClientOptions,
-    ) -> None:
+    def __init__(self, addresses: Sequence[Address], options: ClientOptions) -> None:
         self.aio = AsyncConnection(addresses, options)
         """The connection. Only the background thread changes it."""
         self.new_ref = self.aio.session.calls.new_ref

@@ -486,10 +486,7 @@ def _is_unblocked(table: LockTable, request: Request, name: str, mode: QueueMode
 
 
 def units_fit(
-    resource: LockedResource,
-    asked: UnitCount,
-    queue: WaitQueue | None = None,
-    entry: QueueEntry | None = None,
+    resource: LockedResource, asked: UnitCount, queue: WaitQueue | None = None, entry: QueueEntry | None = None
 ) -> bool:
     """Return whether the units `asked` fit beside the units in use and the units of the waiters of `queue` before `entry`.
 

@@ -57,13 +57,7 @@ from genie.core.model import (
 )
 from genie.core.special import MAX_QUEUES, MAX_SEARCHED_LEVELS
 from genie.core.subtrees import close_slice, close_specials, open_specials, open_subtrees
-from genie.core.view import (
-    MAX_COUNTED_BLOCKERS,
-    MAX_LISTED_BLOCKERS,
-    find_blockers,
-    read_limit,
-    sample_blockers,
-)
+from genie.core.view import MAX_COUNTED_BLOCKERS, MAX_LISTED_BLOCKERS, find_blockers, read_limit, sample_blockers
 from genie.core.wait_queue import MAX_ARRIVAL_STEPS
 from genie.lock_modes import MAX_SUBTREE_LEVELS, QueueMode, S, U, X
 
@@ -583,11 +577,7 @@ class LockManager:
                 limit -= len(events) - event_count  # the grants
 
     def _end_all(
-        self,
-        requests: Iterable[Request],
-        now: float,
-        events: list[Event],
-        reason: Reason = Reason.DISCONNECTED,
+        self, requests: Iterable[Request], now: float, events: list[Event], reason: Reason = Reason.DISCONNECTED
     ) -> None:
         """End several requests together, held and waiting ones.
 

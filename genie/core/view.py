@@ -324,10 +324,7 @@ def find_by_name(table: LockTable, name: str) -> Matches:
         entries = [entry for entry in entries if not _waits_in(name, entry[2])]
     merged = merge(queue, entries)
     return Matches(
-        chain(held, holders.values()),
-        len(held) + len(holders),
-        map(_REQUEST, merged),
-        len(entries) + len(queue),
+        chain(held, holders.values()), len(held) + len(holders), map(_REQUEST, merged), len(entries) + len(queue)
     )
 
 

@@ -214,10 +214,7 @@ def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None =
     """
     remaining_bytes, remaining_names = MAX_INSPECTED_BYTES, MAX_READ_NAMES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
-    rows = chain(
-        (("holders", row) for row in inspection.holders),
-        (("queue", row) for row in inspection.queue),
-    )
+    rows = chain((("holders", row) for row in inspection.holders), (("queue", row) for row in inspection.queue))
     for field, row in rows:
         resources, read_count = _visible_resources(row.request, is_visible, max(remaining_names, MAX_ROW_RESOURCES))
         remaining_names -= read_count

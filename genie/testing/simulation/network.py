@@ -516,9 +516,7 @@ class SimTransport(asyncio.Transport):
         own: Any,
         peer: Any,
     ) -> None:
-        super().__init__(
-            {"socket": SimSocket(own, peer), "sockname": own, "peername": peer},
-        )
+        super().__init__({"socket": SimSocket(own, peer), "sockname": own, "peername": peer})
         self.connection = connection
         self.node = node
         self.network = out.network
