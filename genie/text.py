@@ -66,7 +66,7 @@ class _Escapes(dict[int, str]):
         self._escape = escape
 
     def __missing__(self, code: int) -> str:
-        if len(self) >= MAX_KEPT_ESCAPES:
+        if len(self) >= MAX_KEPT_ESCAPES:  # so that the dict does not grow with each character that occurs
             self.clear()
         char = chr(code)
         escaped = self[code] = char if is_printable(char) else self._escape(char)

@@ -108,7 +108,7 @@ class Admitted:
         self.task: asyncio.Task[None] | None = None
         """The task that sets up the transport, with the TLS handshake."""
         self.transport: asyncio.Transport | None = None
-        """None until the TLS handshake is complete."""
+        """The transport of the client. None until the TLS handshake is complete."""
         self.timer: asyncio.TimerHandle | None = None
         """Calls `_check_deadline`."""
 

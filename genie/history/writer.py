@@ -159,7 +159,7 @@ class _RawFile:
         """Return the seconds until the file reaches its maximum age, or None if it has no events and thus no such age."""
         if not self._event_bytes:
             return None
-        max_age_s = SEGMENT_S if self._event_bytes >= self.snapshot_bytes else MAX_SEGMENT_S
+        max_age_s = SEGMENT_S if self._event_bytes >= self.snapshot_bytes else MAX_SEGMENT_S  # longer for few events
         return max(0.0, self._opened_at_s + max_age_s - time.monotonic())
 
 

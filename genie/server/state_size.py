@@ -90,7 +90,7 @@ class StateSize:
 
     @property
     def bytes(self) -> int:
-        """The size of the state."""
+        """Bytes that the current requests, sessions and watches take at most."""
         table, sessions = self._table, self._sessions
         return (
             REQUEST_BYTES * (len(table.held) + len(table.waiting))

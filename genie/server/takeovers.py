@@ -54,7 +54,8 @@ class Takeovers:
             self._recent.popitem(last=False)
         if count + 1 >= MIN_LOGGED_TAKEOVERS and now - self._logged_at >= LOG_INTERVAL_MS:
             self._logged_at = now
-            optional = {"older_note": notes[0], "newer_note": notes[1], "principal": principal}
+            older_note, newer_note = notes
+            optional = {"older_note": older_note, "newer_note": newer_note, "principal": principal}
             self._log.warning(
                 "session taken over repeatedly",
                 takeovers=count + 1,

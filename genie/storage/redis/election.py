@@ -132,7 +132,7 @@ def _lost_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplica
     """
     if candidacy.restarted_at is None:
         return inf
-    lease_s = (meta.node or node).lease_ms / 1000
+    lease_s = (meta.node or node).lease_ms / 1000  # that of this node if no leader is stored
     return candidacy.restarted_at + lease_s + rank_delay_s(meta, candidacy, replica)
 
 
@@ -249,7 +249,7 @@ def _prior_leader_gone_at(meta: Meta, candidacy: Candidacy, replica: LocalReplic
 
     By then the lease of that leader has expired, and candidates of a higher rank had time to take over.
     """
-    lease_s = (meta.node or node).lease_ms / 1000
+    lease_s = (meta.node or node).lease_ms / 1000  # that of this node if no leader is stored
     return candidacy.sign_of_life_at(meta, now) + lease_s + rank_delay_s(meta, candidacy, replica)
 
 

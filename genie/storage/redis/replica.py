@@ -64,7 +64,7 @@ class LazyReplica:
 
         If more than `MAX_PENDING_IDS` ids or `MAX_PENDING_BYTES` bytes are pending, all records are decoded and applied:
         the caller must use up the returned iterator, each part of which takes a few hundredths of a second. Otherwise
-        it is at its end.
+        the iterator is empty.
         """
         self._pending |= entry.records
         self._pending_bytes += entry.size
