@@ -50,6 +50,8 @@ POSITION_TTL_S = 1.0
 """How long a candidate's published position is valid unless it is published again."""
 CHUNK = 1000
 """About how many records one call reads or writes. Limited, because Redis serves no other client during a call."""
+CHUNK_BYTES = 1 << 20
+"""About how many bytes of records one call writes. Limited, because this server serves no client while it encodes them."""
 
 _READ = SCRIPTS.joinpath("read.lua").read_bytes()
 _ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
@@ -402,13 +404,21 @@ class Keyspace:
 
         Return how many there are.
         """
-        changes = [(id_, change) for id_, change in state.changes.items() if change is not None]
-        for start in range(0, len(changes), CHUNK):
-            fields: list[object] = []  # alternating ids and records
-            for id_, change in changes[start : start + CHUNK]:
-                fields += id_, encode(change)
+        count = chunk_bytes = 0
+        fields: list[object] = []  # alternating ids and records
+        for id_, change in state.changes.items():
+            if change is None:
+                continue
+            if len(fields) >= 2 * CHUNK or chunk_bytes >= CHUNK_BYTES:
+                await self.primary.write("HSET", key, *fields)
+                fields, chunk_bytes = [], 0
+            record = encode(change)
+            fields += id_, record
+            chunk_bytes += len(record)
+            count += 1
+        if fields:
             await self.primary.write("HSET", key, *fields)
-        return len(changes)
+        return count
 
     async def write_checkpoint(
         self,

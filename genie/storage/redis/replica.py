@@ -137,7 +137,7 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
         reader.seek(meta.history.up_to(meta.checkpoint.position))
         async with closing(keyspace.scan_records()) as chunks:
             async for records in chunks:
-                loaded |= decode_records(records, decoder)
+                loaded |= await _decode(records, decoder)
         state.changes = loaded
         try:
             if await _catch_up(keyspace, reader, decoder, state, meta.position):
@@ -148,6 +148,21 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
             log.warning(
                 "replication log changed during load, reloading state", position=encode_position(reader.position)
             )
+
+
+async def _decode(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
+    """Decode a chunk of records by id. Other tasks run between the parts: a thousand records may have hundreds of MiB."""
+    decoded: dict[int, Change] = {}
+    part: dict[bytes, bytes] = {}
+    part_bytes = 0
+    for id_, record in records.items():
+        if part_bytes > MAX_PENDING_BYTES:
+            decoded |= decode_records(part, decoder)
+            part, part_bytes = {}, 0
+            await asyncio.sleep(0)
+        part[id_] = record
+        part_bytes += len(record)
+    return decoded | decode_records(part, decoder)
 
 
 async def _raise_if_incomplete(keyspace: Keyspace, reader: LogReader) -> None:
@@ -196,12 +211,17 @@ async def _catch_up(
         return False
     while reader.position < meta.position:
         entries = await reader.read(wait_ms=None)
+        decoded_bytes = 0
         for entry in entries:
             if isinstance(entry, BatchCommitted):
                 counters = decode_counters(entry.counters)
                 state.changes |= decode_records(entry.records, decoder)
                 state.next_id, state.next_fence = counters.next_id, counters.next_fence
                 state.clock_ms = counters.clock_ms
+                decoded_bytes += entry.size
+                if decoded_bytes > MAX_PENDING_BYTES:  # a read has 32 MiB if large entries follow small ones
+                    decoded_bytes = 0
+                    await asyncio.sleep(0)
         if not entries:
             raise LogTruncated
     return True

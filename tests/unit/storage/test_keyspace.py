@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from genie.storage.redis.connection import UNKNOWN_RUN
-from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
+from genie.storage.redis.keyspace import CHUNK, CHUNK_BYTES, Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import MAX_EPOCHS
-from genie.storage.store import Batch, Node, UnknownFormat
+from genie.storage.store import Batch, Node, RetainedReply, StoredOrigin, UnknownFormat
 
 
 class RecordingPrimary:
@@ -20,11 +20,17 @@ class RecordingPrimary:
     def __init__(self) -> None:
         self.arguments: tuple[object, ...] = ()
         """The arguments of the last script."""
+        self.writes: list[tuple[object, ...]] = []
+        """The fields and values of each `HSET`."""
 
     async def eval(self, script: bytes, keys: list[str], *arguments: object) -> bytes:
         del script, keys
         self.arguments = arguments
         return b"ok"
+
+    async def write(self, command: str, key: str, *fields: object) -> None:
+        assert (command, key) == ("HSET", "{n}:state:7")
+        self.writes.append(fields)
 
 
 async def test_a_takeover_stores_the_last_epochs_only() -> None:
@@ -66,6 +72,20 @@ async def test_metadata_with_a_missing_or_invalid_field_is_an_unknown_format(
     keyspace = Keyspace(DamagedPrimary(*fields), "n")  # type: ignore[arg-type]
     with pytest.raises(UnknownFormat, match=r"\{n\}:meta ?" + message):
         await keyspace.read()
+
+
+@pytest.mark.parametrize(("ref_bytes", "max_records"), [(1, CHUNK), (100 << 10, CHUNK_BYTES // (100 << 10) + 1)])
+async def test_a_snapshot_is_written_in_chunks_of_bounded_size(ref_bytes: int, max_records: int) -> None:
+    """The server serves no client while it encodes a chunk, and Redis while it receives one."""
+    origin = StoredOrigin("key", 1_000)
+    state = Batch({id_: RetainedReply(id_, "x" * ref_bytes, origin, 0.0, b"") for id_ in range(1, 2_502)})
+    state.changes[2_502] = None
+    primary = RecordingPrimary()
+    keyspace = Keyspace(primary, "n")  # type: ignore[arg-type]
+    assert await keyspace._write_records("{n}:state:7", state) == 2_501
+    assert [id_ for fields in primary.writes for id_ in fields[::2]] == [*range(1, 2_502)]
+    assert max(len(fields) // 2 for fields in primary.writes) <= max_records
+    assert await keyspace._write_records("{n}:state:7", Batch()) == 0
 
 
 class SlowPrimary:

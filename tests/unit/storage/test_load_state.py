@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 import structlog
 
+from genie.storage.redis import replica as replica_module
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import LogIncomplete, LogReader, Position, decode_position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import encode
-from genie.storage.redis.replica import load_state
+from genie.storage.redis.records import decode_records, encode
+from genie.storage.redis.replica import MAX_PENDING_BYTES, load_state
 from genie.storage.store import Batch, RetainedReply, StoredOrigin
 
 RECORD = encode(RetainedReply(1, None, StoredOrigin("key", 1_000), 0.0, b"", request=None))
@@ -103,3 +105,32 @@ async def test_a_log_that_lacks_entries_after_the_checkpoint_is_not_loaded(index
     with pytest.raises(LogIncomplete, match=rf"^\{{n\}}:log lacks the entry after 7-{last}, .* checkpoint, 7-5: "):
         await load(redis)
     assert redis.scans == 1
+
+
+LONG_RECORD = encode(RetainedReply(1, "x" * (100 << 10), StoredOrigin("key", 1_000), 0.0, b"", request=None))
+
+
+@pytest.mark.parametrize("place", ["state", "log"])
+async def test_long_records_of_one_call_are_decoded_in_several_iterations(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that loads a namespace may lead others. A call returns 1,000 records, or 200 entries of the log."""
+    decoded_bytes = [0]
+
+    def decode(records: dict[bytes, bytes], *arguments: Any) -> Any:
+        decoded_bytes[-1] += sum(map(len, records.values()))
+        return decode_records(records, *arguments)
+
+    monkeypatch.setattr(replica_module, "decode_records", decode)
+    state, entries = dict[bytes, bytes](), dict[Position, bytes]()
+    if place == "state":
+        state = {b"%d" % id_: LONG_RECORD for id_ in range(1, 41)}
+    else:
+        entries = {(7, index): b"0 99 99\n%d %b" % (index, LONG_RECORD) for index in range(1, 41)}
+    loading = asyncio.create_task(load(ScriptedRedis((meta_at(len(entries), checkpoint=0), state, entries))))
+    while not loading.done():
+        await asyncio.sleep(0)
+        decoded_bytes.append(0)
+    assert await loading == ((7, len(entries)), {*range(1, 41)})
+    assert sum(decoded_bytes) == 40 * len(LONG_RECORD)
+    assert max(decoded_bytes) <= MAX_PENDING_BYTES + len(LONG_RECORD)
