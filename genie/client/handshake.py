@@ -154,13 +154,13 @@ class Handshake:
         if isinstance(error, RequestRejected):
             if error.code in FINAL_ERRORS and self.phase is Phase.HANDSHAKE:
                 self.final_error = error
-            if error.code == Code.SESSION_TAKEN_OVER and error.ref is None:
+            if error.code == Code.SESSION_TAKEN_OVER and error.ref is None:  # not the reply to a command
                 self._is_taken_over = True
         is_unavailable = isinstance(error, Unavailable)
         if is_unavailable or self.phase is not UP:
             self.request_close(f"the server answered: {error}")
         if is_unavailable:
-            self.redirect = leader or ""
+            self.redirect = leader or ""  # "": try the next address
 
     def on_disconnected(self) -> bool:
         """Record the end of the connection. Returns True if the client has ended, because another process uses its session."""

@@ -229,7 +229,7 @@ class Recorder:
         self._timer = None
         if self._stored_count == len(self._lines):
             self.flush()
-        else:  # the lines that are not stored yet may depend on a mark in the others, so all must be written together
+        else:  # a mark in the stored lines may belong to lines that are not stored yet, so all must be written together
             self._is_flush_due = True
 
     def flush(self) -> None:

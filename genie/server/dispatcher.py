@@ -167,7 +167,7 @@ class Dispatcher:
     def expire(self, now: float) -> None:
         """Continue pending grants, end expired requests and sessions, and send waiting watch events.
 
-        Each of the four runs at most one slice, if it is its turn.
+        Each of the four does at most one slice of its work, and only if `turns` gives it a share of this iteration.
         """
         manager, events, turns, caller = self.manager, self.watch_events, self._turns, id(self)
         if manager.pending_grants:

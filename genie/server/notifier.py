@@ -76,7 +76,7 @@ class Notifier:
         if in_order:
             connection.flush()
         else:
-            connection.has_reply = True
+            connection.has_reply = True  # flushed with the batch
 
     # -- events of the lock manager -----------------------------------------------------------------------
 
