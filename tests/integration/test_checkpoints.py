@@ -339,7 +339,7 @@ async def test_a_node_that_finds_a_gap_in_the_log_waits_for_the_next_checkpoint(
         with capture_logs() as lines:
 
             def errors() -> list[str]:
-                return [line["reason"] for line in lines if line["event"] == "loading the replica from Redis failed, retrying"]
+                return [line["reason"] for line in lines if line["event"] == "loading from Redis failed, retrying"]
 
             async def is_repeated() -> bool:
                 return sum(b"HSCAN" in command for _, command in between.seen) >= 3

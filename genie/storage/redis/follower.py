@@ -294,7 +294,9 @@ class Follower:
         except LogIncomplete as error:
             if str(error) != self._logged_load_error:
                 self._logged_load_error = str(error)
-                self._log.error("loading the replica from Redis failed, retrying", reason=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S)
+                self._log.error(
+                    "loading from Redis failed, retrying", reason=str(error), retry_s=INCOMPLETE_LOG_PAUSE_S
+                )
             await asyncio.sleep(INCOMPLETE_LOG_PAUSE_S)
         finally:
             if state is None and old is not None and not self._has_acquired:
