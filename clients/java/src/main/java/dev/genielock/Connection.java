@@ -59,7 +59,7 @@ final class Connection {
     private Call ping; // the last ping of the keepalive
     private long silence; // the steps since then without a message
     private final ByteArrayOutputStream output = new ByteArrayOutputStream(); // commands that were not taken
-    private boolean isWriting; // a thread has taken output, and has not written it yet
+    boolean isWriting; // a thread has taken output, and has not written it yet
     private byte[] taken; // that output: only this thread uses it
     private boolean isReading; // by the thread of the dialer, or by a caller
     private boolean isDirect; // it is the only caller, which is going to read, too

@@ -10,6 +10,7 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import java.io.IOException;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -546,6 +547,7 @@ class SessionTest {
             assertEquals(ConnectionEvent.State.UP, events.take().state());
             Call answered = session.newCall("ping", Wire.fields(), null);
             var closed = answered.thenRun(() -> {
+                awaitWritten(session);
                 try (var held = session.mutex.hold()) {
                     Connection conn = session.connection;
                     Call call = session.newCall("ping", Wire.fields(), null);
@@ -569,19 +571,68 @@ class SessionTest {
 
     private static final String TAKEN_OVER = "{\"command\":\"error\",\"payload\":{\"code\":\"session-taken-over\",\"message\":\"\"}}";
 
-    /** Lets the thread of the dialer wait, so that it does not read. */
-    private static CountDownLatch stalledDialer(Session session, FakeServer.Peer peer) throws Exception {
-        Call answered = session.newCall("ping", Wire.fields(), null);
+    /** Lets the thread of the dialer wait while it wakes a number of callers, so that it does not read. */
+    private static CountDownLatch stalledDialer(Session session, FakeServer.Peer peer, int woken) throws Exception {
         var isStalled = new CountDownLatch(1);
         var mayRead = new CountDownLatch(1);
-        answered.thenRun(() -> {
-            isStalled.countDown();
-            assertDoesNotThrow(() -> mayRead.await());
-        });
-        session.submitNow(answered);
-        peer.answer("pong", "ref", peer.expect("ping").get("ref"));
+        var answers = new ArrayList<String>();
+        for (int i = 0; i < woken; i++) {
+            Call answered = submitted(session, false, 0);
+            if (i == 0) {
+                answered.thenRun(() -> {
+                    isStalled.countDown();
+                    assertDoesNotThrow(() -> mayRead.await());
+                });
+            }
+            answers.add("{\"command\":\"pong\",\"payload\":{\"ref\":\"" + peer.expect("ping").get("ref") + "\"}}");
+        }
+        peer.sendLine(String.join("\n", answers));
         isStalled.await();
+        awaitWritten(session);
         return mayRead;
+    }
+
+    /** Waits until no thread is about to end a write: the server may answer before. */
+    private static void awaitWritten(Session session) {
+        for (boolean isWriting = true; isWriting; Thread.onSpinWait()) {
+            try (var held = session.mutex.hold()) {
+                isWriting = session.connection.isWriting;
+            }
+        }
+    }
+
+    private static Call submitted(Session session, boolean isForeground, int filler) {
+        Call call = session.newCall("ping", Wire.fields("filler", "x".repeat(filler)), null);
+        call.isForeground = isForeground;
+        session.submitNow(call);
+        return call;
+    }
+
+    @Test
+    void callersThatAreWokenTogetherWriteTogether() throws Exception {
+        var session = new Session(Config.of(builder().lazy(), new FakeClock()));
+        session.start();
+        try (var first = server.handshake(false)) {
+            assertEquals(ConnectionEvent.State.UP, events.take().state());
+            var mayRead = stalledDialer(session, first, 2);
+            Connection conn = session.connection;
+            assertEquals(null, submitted(session, true, 0).direct); // the only call, but others may follow
+            assertEquals(conn, submitted(session, true, 3_000).direct); // enough for a write
+            Call last = submitted(session, true, 0);
+            assertEquals(null, last.direct);
+            conn.exchange(System.nanoTime() + Long.MAX_VALUE);
+            first.answer("pong", "ref", first.expect("ping").get("ref"));
+            first.answer("pong", "ref", first.expect("ping").get("ref"));
+            mayRead.countDown();
+            first.answer("pong", "ref", first.expect("ping").get("ref")); // the reader has written it
+            session.await(last, System.nanoTime() + Long.MAX_VALUE);
+            assertEquals(0, session.openBytes);
+            Call great = submitted(session, true, 20_000);
+            assertEquals(null, great.direct); // a write could block
+            assertEquals(great.line.length, session.openBytes);
+            first.expect("ping");
+        }
+        session.close();
     }
 
     private static Throwable failure(Connection conn) {
@@ -596,7 +647,7 @@ class SessionTest {
         Throwable end;
         try (var first = server.handshake(false)) {
             assertEquals(ConnectionEvent.State.UP, events.take().state());
-            var mayRead = stalledDialer(session, first);
+            var mayRead = stalledDialer(session, first, 1);
             Connection conn = session.connection;
             Call call = session.newCall("ping", Wire.fields(), null);
             call.isForeground = true;
