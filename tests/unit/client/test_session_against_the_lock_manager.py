@@ -2,12 +2,13 @@
 
 The client's session talks to the server's dispatcher, over a connection that delivers late and in pieces. Meanwhile callers
 cancel, another client releases, time passes, the connection is lost or left by the keepalive, and the server restarts,
-with or without its store.
+with or without its store. The commands take the server as much time as the script says.
 """
 
 from __future__ import annotations
 
 from itertools import chain
+from unittest import mock
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,15 +23,21 @@ from genie.observability.stats import Stats
 from genie.protocol import messages
 from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse_resource
-from genie.server.dispatcher import Dispatcher
+from genie.server import dispatcher as dispatcher_module
+from genie.server import turns as turns_module
+from genie.server.dispatcher import EXPENSIVE_S, Dispatcher
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
+from genie.server.turns import LONG_S
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import Batch, RetainedReply, StateMachine
 from support.core.turns import TurnsWithoutLoop
 from support.runs.searches import examples
 
 SESSION_S = 10.0
+
+MAX_ITERATIONS = 100
+"""More iterations than the slices of an expiry need."""
 
 
 def make_client() -> Peer:
@@ -41,18 +48,32 @@ def make_client() -> Peer:
     return client
 
 
+class Clock:
+    """The clock with which the server measures its work. Each command and each slice takes `work_s`."""
+
+    def __init__(self) -> None:
+        self.now = self.work_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now += self.work_s
+        return self.now
+
+
 class Server:
     """A server with one connection at a time, and another client; `input_queue` and `outbox` are the bytes in transit."""
 
     def __init__(self) -> None:
         self.manager = LockManager()
-        self.dispatcher = Dispatcher(
-            self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id), turns=TurnsWithoutLoop()
-        )
+        self.dispatcher = self.make_dispatcher()
         self.client, self.other_client = make_client(), make_client()
         self.stored: dict[int, bytes] = {}
         self.input_queue = b""
         self.outbox = b""
+
+    def make_dispatcher(self) -> Dispatcher:
+        self.turns = TurnsWithoutLoop()
+        outcome = BatchOutcome(self.manager.next_id)
+        return Dispatcher(self.manager, Limits(), Stats(), outcome, turns=self.turns)
 
     def execute_commands(self, now: float) -> None:
         lines, self.input_queue = self.input_queue.split(b"\n")[:-1], b""
@@ -93,8 +114,15 @@ class Server:
         self.take_output()
 
     def expire(self, now: float) -> None:
-        self.dispatcher.expire(now * 1000)
-        self.take_output()
+        """End all that has expired. A slice that must wait runs in a later iteration."""
+        deadlines = self.manager.deadlines, self.dispatcher.sessions.deadlines
+        for _ in range(MAX_ITERATIONS):
+            if min(each.next for each in deadlines) > now * 1000:
+                return
+            self.turns._end_iteration()
+            self.dispatcher.expire(now * 1000)
+            self.take_output()
+        raise AssertionError("a slice still waits for its turn")
 
     def disconnect(self, peer: Peer, now: float) -> None:
         peer.closed = True
@@ -110,9 +138,7 @@ class Server:
         replica.apply(Batch(changes, next_id, self.manager.next_fence, now * 1000))
         self.stored = dict(stored)
         self.manager = replica.manager
-        self.dispatcher = Dispatcher(
-            self.manager, Limits(), Stats(), BatchOutcome(self.manager.next_id), turns=TurnsWithoutLoop()
-        )
+        self.dispatcher = self.make_dispatcher()
         self.client, self.other_client = make_client(), make_client()
         self.input_queue = self.outbox = b""
         for _ in self.dispatcher.recover(replica.retained_replies.values(), lambda: now * 1000):
@@ -127,8 +153,9 @@ class Simulation:
     lost. `pending_calls` are those without an outcome. `lost` are the requests whose locks were reported as lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.now = 0.0
+        self.clock = clock
         self.server = Server()
         self.session = ClientSession(session_timeout=SESSION_S)
         self.requests: list[Request] = []
@@ -223,6 +250,7 @@ steps = st.one_of(
     st.tuples(st.sampled_from(["cut", "restart", "forget", "connect", "connect", "connect"])),
     st.tuples(st.just("deliver"), st.integers(1, 400)),
     st.tuples(st.just("pass"), st.sampled_from([0.4, 1.1, 4.0, SESSION_S])),
+    st.tuples(st.just("load"), st.sampled_from([0.0, 2 * EXPENSIVE_S, 2 * LONG_S])),
     st.tuples(st.sampled_from(["send", "work", "tick", "ping"])),
 )
 
@@ -265,6 +293,8 @@ def execute_client_step(simulation: Simulation, name: str, values: list) -> None
         case "other client", _ if request and request.id:
             simulation.may_have_ended.add(request.id)
             server.release(request.id, simulation.now)
+        case "load", [seconds]:
+            simulation.clock.work_s = seconds
         case _:
             execute_step(simulation, name, values)
 
@@ -316,6 +346,12 @@ RELEASED_BEFORE_A_RESTART = [("request", "a", 0, 3), ("up",), ("leave", 0, 1), (
 RELEASED_BY_ID_WHILE_IT_WAITS = [("request", "a", 0, 60), ("request", "a", 60, 60), ("up",), ("by id", 0, 1)]
 """The client does not know the id of its waiting request, and the reply to the release has another `ref`."""
 
+EXPIRES_AFTER_A_LONG_COMMAND = [
+    *[("load", 2 * LONG_S), ("request", "a", 0, 60), ("request", "a", 0, 60)],
+    *[("up",), ("lose", True)],
+]
+"""No slice can run in the iteration of the command, so the lock expires in a later iteration."""
+
 DETACHED_BEFORE_A_DISCONNECT = [
     *[("request", "a", 0, 3), ("up",), ("detach", 0, 1), ("lose", False)],
     *[("pass", 4.0), ("tick",)],
@@ -325,12 +361,18 @@ DETACHED_BEFORE_A_DISCONNECT = [
 
 @examples(50)
 @example(DETACHED_BEFORE_A_DISCONNECT)
+@example(EXPIRES_AFTER_A_LONG_COMMAND)
 @example(RELEASED_BY_ID_WHILE_IT_WAITS)
 @example(TIMED_OUT_BEFORE_A_RESTART)
 @example(RELEASED_BEFORE_A_RESTART)
 @given(st.lists(steps, min_size=30, max_size=100))
 def test_every_call_ends_and_no_lock_leaks(script):
-    simulation = Simulation()
+    clock = Clock()
+    with mock.patch.object(dispatcher_module, "time", clock), mock.patch.object(turns_module, "time", clock):
+        check_script(Simulation(clock), script)
+
+
+def check_script(simulation, script):
     for name, *values in script:
         execute_client_step(simulation, name, values)
     simulation.connect_until_up()
