@@ -353,11 +353,16 @@ class Harness:
             await asyncio.sleep(0)
 
     async def _run_until_idle(self) -> None:
-        """Run the event loop until all commands are executed and all batches are committed."""
+        """Run the event loop until all commands are executed, all batches are committed, and no deadline has passed.
+
+        The timer of a deadline fires up to a millisecond late. In this time, any batch may end the request.
+        """
         pipeline = self.pipeline
         for _ in range(MAX_ROUNDS):
-            await asyncio.sleep(0.01 if pipeline._commits.in_flight else 0)
-            if not (pipeline._scheduler or pipeline._commits.in_flight or pipeline._scheduled) or pipeline._stopped:
+            is_overdue = pipeline._expiry.at <= pipeline.now
+            await asyncio.sleep(0.01 if pipeline._commits.in_flight else 0.001 if is_overdue else 0)
+            is_busy = pipeline._scheduler or pipeline._commits.in_flight or pipeline._scheduled
+            if pipeline._stopped or not (is_busy or pipeline._expiry.at <= pipeline.now):
                 break
         else:
             self.fail(Violation("the server does not become idle"))
