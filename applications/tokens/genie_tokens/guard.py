@@ -13,6 +13,11 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import NoReturn, Protocol
 
+from genie_tokens.forks import STARTED_BEFORE_FORK, adapt_after_fork
+
+NO_THREAD_ID = 0
+"""No thread has this id."""
+
 
 class Guard(Protocol):
     """Decides whether the calling thread may use a selector, and provides its clock."""
@@ -43,7 +48,7 @@ class ThreadGuard:
     takes a system call.
     """
 
-    __slots__ = ("_advice", "_clock", "_thread_id", "_thread_name")
+    __slots__ = ("__weakref__", "_advice", "_clock", "_is_of_parent", "_thread_id", "_thread_name")
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -54,6 +59,9 @@ class ThreadGuard:
         """The name of this thread, for the error message."""
         self._clock: Callable[[], float]
         """Returns the time of this thread's event loop; set by `bind`."""
+        self._is_of_parent = False
+        """True if the selector was confined to a thread before this process was forked."""
+        adapt_after_fork(self)
 
     def bind(self) -> None:
         """Confine the selector to the calling thread, and use the clock of the thread's running
@@ -62,6 +70,13 @@ class ThreadGuard:
         self._clock = asyncio.get_running_loop().time
         self._thread_name = threading.current_thread().name
         self._thread_id = get_ident()
+
+    def after_fork(self) -> None:
+        """Reject all calls in a forked process if the selector was used before. The forked thread
+        keeps its id.
+        """
+        if self._thread_id is not None:
+            self._thread_id, self._is_of_parent = NO_THREAD_ID, True
 
     def check(self) -> None:
         """Raise RuntimeError if the selector is confined to another thread. The first call confines
@@ -93,6 +108,8 @@ class ThreadGuard:
         self.bind()
 
     def _reject(self) -> NoReturn:
+        if self._is_of_parent:
+            raise RuntimeError(f"this selector can't be used: {STARTED_BEFORE_FORK}")
         raise RuntimeError(
             f"this selector and its selections belong to the event loop of thread {self._thread_name!r}, and can't be used from"
             f" thread {threading.current_thread().name!r}. {self._advice}"

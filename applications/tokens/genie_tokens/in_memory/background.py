@@ -23,6 +23,8 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
+from genie_tokens.forks import STARTED_BEFORE_FORK, adapt_after_fork
+
 T = TypeVar("T")
 
 
@@ -54,6 +56,10 @@ class Mutex:
         """The id of the event loop's thread. Only this thread may await while it holds the mutex,
         because polling for I/O releases the mutex.
         """
+
+    def after_fork(self) -> None:
+        """Release the mutex in a forked process, which has no other thread."""
+        self._lock, self._owner_thread_id = threading.Lock(), None
 
     def acquire(self) -> None:
         """Wait for the mutex. Raises RuntimeError if the calling thread holds the mutex already."""
@@ -205,6 +211,19 @@ class Background:
         """Set in the loop to end it."""
         self.stopped = False
         """True if the loop is ending or has ended, or will never start."""
+        self._why_stopped = ""
+        """The end of the message of Closed, after the fact."""
+        adapt_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Adapt this copy in a forked process, which has no background thread. If the thread was
+        started before, later calls raise Closed.
+        """
+        self.mutex.after_fork()
+        self._start_lock = threading.Lock()
+        self._main_thread_id = get_ident()
+        if self._thread is not None:
+            self._thread, self.stopped, self._why_stopped = None, True, f": {STARTED_BEFORE_FORK}"
 
     def call(
         self, make_coroutine: Callable[[], Coroutine[Any, Any, T]], undo: Callable[[T], object] | None = None
@@ -218,7 +237,7 @@ class Background:
         coroutine, the result is passed to `undo`. Raises Closed after `stop`.
         """
         if self.stopped:
-            raise Closed
+            raise Closed(self._why_stopped)
         if get_ident() != self._main_thread_id:
             mutex = self.mutex
             mutex.acquire()
@@ -278,7 +297,7 @@ class Background:
 
     def _check_usable(self) -> None:
         if self.stopped:
-            raise Closed
+            raise Closed(self._why_stopped)
         self.mutex.check_not_held()
 
     def _post(self, callback: Callable[[], None]) -> None:
