@@ -75,6 +75,9 @@ class ClientModel:
                 self.shared.claims.setdefault(command.decoded.session, []).append(self)
             if command.kind == "request" and command.ref is not None:
                 command.needs_reply = self._was_granted(command.ref)
+                repeated = self.shared.request_with_ref(self.owner, command.ref)
+                if repeated is not None and repeated.reason is not None:
+                    command.ended_id = repeated.id
             if command.by_ref and command.ref is not None:
                 self.coverage["sent release by ref"] += 1
                 self._sent_by_ref[command.ref] += 1
@@ -317,7 +320,8 @@ class ClientModel:
             self._check_owner(known, ref)
             self.coverage["repeated"] += 1
             self.repeated_id = id_
-            if known.fence is not None or known.reason is not None:
+            # Another client may have ended it after this command was executed, and may have received the end first.
+            if known.fence is not None or id_ in self.ended_ids or id_ == command.ended_id:
                 self._state_due = id_
 
     def _check_ref_unused(self, ref: str | None) -> None:

@@ -154,6 +154,27 @@ def test_a_repeated_request_gets_its_state() -> None:
         model.receive(b'{"command":"pong","payload":{}}\n')
 
 
+@pytest.mark.parametrize("was_received", [False, True])
+def test_a_repeated_request_gets_its_end_if_another_client_had_received_this_end_before(was_received: bool) -> None:
+    shared = SharedModel()
+    model, other = ClientModel(shared, Counter(), 1000), ClientModel(shared, Counter(), 1000)
+    ask = b'{"command":"request","payload":{"resources":["exclusive:a"],"ref":"r"}}\n'
+    queued, ended = QUEUED.replace(b"101", b"101," + REF), SUCCESS.replace(b'"success"', b'"success",' + REF)
+    pong = b'{"command":"pong","payload":{}}\n'
+    model.send(ask, 0)
+    model.receive(queued)
+    other.send(b'{"command":"release","payload":{"id":101,"ref":"r"}}\n', 0)
+    if was_received:
+        other.receive(ended)
+    model.send(ask + b'{"command":"ping","payload":{}}\n', 0)
+    if was_received:
+        with pytest.raises(Violation, match="the state of 101"):
+            model.receive(queued + pong)
+    else:
+        other.receive(ended)
+        model.receive(queued + pong + ended)
+
+
 def test_a_ref_that_was_granted_makes_no_second_request() -> None:
     model, ask = (
         ClientModel(SharedModel(), Counter(), 1000),
