@@ -592,7 +592,7 @@ class LockManager:
                     self.deadlines.discard(request.deadline, request.id)
                 self.table.dequeue(request)
                 if request.details is not None:
-                    self._close_specials(request)
+                    affected += close_specials(self.table, request)
                 self._end(Released(request, reason), events)
             elif request.state is HELD:
                 self.deadlines.discard(request.deadline, request.id)

@@ -14,7 +14,20 @@ import pytest
 from click.testing import CliRunner
 
 from genie.cli import main
-from genie.core import Context, Continue, Disconnect, Event, Expire, Extend, LockManager, Release, Request, Take
+from genie.core import (
+    HELD,
+    WAITING,
+    Context,
+    Continue,
+    Disconnect,
+    Event,
+    Expire,
+    Extend,
+    LockManager,
+    Release,
+    Request,
+    Take,
+)
 from genie.core.grant import MAX_CANDIDATES
 from genie.core.model import details_of
 from genie.history.archiver import archive_complete
@@ -22,7 +35,7 @@ from genie.history.records import Granted, Line, Locked, Opened, Queued, Release
 from genie.history.replay import Change, Diverged, Replay, Step, what_if
 from genie.history.segments import list_segments, recorded_terms
 from support.core.history_recording import T0, Recording
-from support.runs.searches import FACTOR, SOAK
+from support.runs.searches import seeds
 
 
 def lines_of(directory: Path) -> list[Line]:
@@ -85,13 +98,10 @@ ALL_KINDS = ["a", "x/1", "x/2", "x/y/1", "x/y/2", "x/**", "x/y/**", "**"]
 """Names, and subtrees that contain some of them."""
 
 
-seeds = pytest.mark.parametrize("seed", range(7 * FACTOR if SOAK else 7))
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
 @pytest.mark.parametrize("redacted", [(), ("a", "t", "x/y")], ids=["plain", "redacted"])
-@seeds
+@seeds(7)
 async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, redacted: tuple[str, ...], names: Sequence[str]
 ) -> None:
@@ -113,7 +123,7 @@ async def test_the_lines_of_commands_are_read_as_the_events_that_they_caused(
 @pytest.mark.soak
 @pytest.mark.parametrize("names", ["abcdef", ALL_KINDS], ids=["names", "all kinds"])
 @pytest.mark.parametrize("redacted", [(), ("x/",)], ids=["plain", "redacted"])
-@seeds
+@seeds(7)
 async def test_random_steps_are_repeated_exactly(
     tmp_path: Path, seed: int, redacted: tuple[str, ...], names: Sequence[str]
 ) -> None:
@@ -163,6 +173,24 @@ async def test_grants_that_a_step_has_left_for_later_are_repeated(tmp_path: Path
     replay = Replay()
     replay.run(lines_of(tmp_path))
     assert replay.grants == MAX_CANDIDATES + 2
+
+
+async def test_connections_that_end_at_the_same_time_are_repeated(tmp_path: Path) -> None:
+    """The record does not say which requests ended together. The second connection waited for a subtree that is closed then."""
+    recording = Recording(tmp_path)
+    holder, _ = recording.request(0, "x/1"), recording.request(1, "x/2")
+    close = Request((), ("x/**",))
+    close.details = details_of((), ("x/**",), {})
+    recording.step(close, 2)
+    below = recording.request(3, "x/1")
+    recording.step(Disconnect([holder]), 4)
+    assert below.state is WAITING
+    recording.step(Disconnect([close]), 4)
+    assert below.state is HELD
+    recording.stop()
+    replay = Replay()
+    replay.run(lines_of(tmp_path))
+    assert (replay.grants, replay.ends) == (3, 2)
 
 
 async def test_a_request_with_any_of_is_granted_beside_waiters_that_it_does_not_conflict_with(tmp_path: Path) -> None:
