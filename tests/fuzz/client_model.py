@@ -41,6 +41,8 @@ class ClientModel:
         """Ids in messages that it received."""
         self.notified_end_ids: set[int] = set()
         """Ids with a `released` that replied to no command: at most one each is allowed."""
+        self.locked_ids: set[int] = set()
+        """Ids with a `locked`."""
         self.ended_ids: set[int] = set()
         """Ids with a `released` of any kind."""
         self.owner: Any = self
@@ -76,8 +78,8 @@ class ClientModel:
             if command.kind == "request" and command.ref is not None:
                 command.needs_reply = self._was_granted(command.ref)
                 repeated = self.shared.request_with_ref(self.owner, command.ref)
-                if repeated is not None and repeated.reason is not None:
-                    command.ended_id = repeated.id
+                if repeated is not None and (repeated.fence is not None or repeated.reason is not None):
+                    command.settled_id = repeated.id
             if command.by_ref and command.ref is not None:
                 self.coverage["sent release by ref"] += 1
                 self._sent_by_ref[command.ref] += 1
@@ -320,8 +322,8 @@ class ClientModel:
             self._check_owner(known, ref)
             self.coverage["repeated"] += 1
             self.repeated_id = id_
-            # Another client may have ended it after this command was executed, and may have received the end first.
-            if known.fence is not None or id_ in self.ended_ids or id_ == command.ended_id:
+            # Another client may have received a grant or an end first that followed the execution of this command.
+            if id_ in self.locked_ids or id_ in self.ended_ids or id_ == command.settled_id:
                 self._state_due = id_
 
     def _check_ref_unused(self, ref: str | None) -> None:
@@ -363,6 +365,7 @@ class ClientModel:
         if self.replied[known.id] and not self.resuming:
             raise Violation(f"its end ({known.reason}) was sent before")
         self.received_ids.add(known.id)
+        self.locked_ids.add(known.id)
         self.shared.locked(known, payload, is_repetition=is_repetition)
         if not is_repetition:
             if payload["fence"] <= self.last_fence:

@@ -49,8 +49,8 @@ class SentCommand:
     """The command is a `hello`, valid or not. If it is rejected, the connection is not opened."""
     needs_reply: bool = False
     """The command repeats a request whose grant the client has received. The repetition has a reply even on a quiet connection."""
-    ended_id: int | None = None
-    """The id of the request that the command repeats, if any client had received the end of this request when it was sent."""
+    settled_id: int | None = None
+    """The id of the repeated request, if any client had received its grant or its end when this command was sent."""
 
     @property
     def by_ref(self) -> bool:
