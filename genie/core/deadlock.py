@@ -47,6 +47,10 @@ WAITERS_PER_STEP = 8
 GRANTS_PER_WAITER = 4
 """Number of locks of a waiting transaction that count as one waiting request, when they are compared with a subtree."""
 
+_MODES_OF_OTHER_EDGES = tuple([tuple([other for other in others if other not in (X, U)]) for others in CONFLICTS])
+"""By the mode of a waiter, the conflicting modes whose waiters are further edges, beside the nearest earlier waiter that waits for
+all before it (`_modes_that_need_all`)."""
+
 Neighbours = Callable[[LockTable, Owner], Iterator[Owner]]
 """`successors`, `predecessors` or their variants for special resources: yields the neighbours of an owner in the wait-for
 graph."""
@@ -156,9 +160,14 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
 
     Yields enough owners to reach all others transitively, as `request_successors`. Two requests for units count as a conflict.
     """
-    resource, queue, entry = table.resources[name], table.wait_queue(name), request.entry(name)
-    all_needed = _modes_that_need_all(resource)
-    nearest = max(filter(None, [queue.of_mode(each).before(entry) for each in all_needed]), default=None)
+    resource, entry = table.resources[name], request.entry(name)
+    queue, special = resource.wait_queue, resource.special
+    assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
+    nearest = queue.exclusive.before(entry) if queue.exclusive else None
+    units = queue.others.get(U)  # of a counted resource
+    if units is not None:
+        nearest_units = units.before(entry)
+        nearest = max(nearest, nearest_units) if nearest and nearest_units else nearest or nearest_units
     if nearest is not None:
         yield nearest[2].owner  # an entry is (negated priority, ticket, request)
     elif resource.exclusive_count:  # then all holders have the same owner
@@ -168,11 +177,12 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
         if mode != IS:
             for holder in resource.holders.values():
                 yield holder.owner
-        if isinstance(resource.special, Subtree) and mode in (S, X, SIX):
-            yield from waiting_owners_below(table, name, resource.special, request.owner)
-    for each in CONFLICTS[mode]:
-        if each not in all_needed:
-            for other in queue.of_mode(each).between(nearest, entry):
+        if isinstance(special, Subtree) and mode in (S, X, SIX):
+            yield from waiting_owners_below(table, name, special, request.owner)
+    for each in _MODES_OF_OTHER_EDGES[mode]:
+        others = queue.others.get(each) if each else queue.shared
+        if others:
+            for other in others.between(nearest, entry):
                 yield other[2].owner
 
 

@@ -212,6 +212,10 @@ class Pipeline:
             # A session with a key belongs to the snapshot, and is kept until `Pipeline.dispose`.
             if connection.session.key is None:
                 connection.session.dispose()
+        elif self._commits.store_unavailable:
+            # Not queued now: the errors of a turn may have exceeded the limit of unread output. In a turn, the scheduler
+            # itself decides where the connection is queued next.
+            self._rejecter.postponed.append((connection, END_OF_INPUT))
         else:
             self._scheduler.add(connection, [END_OF_INPUT], size=0)
             self._schedule()

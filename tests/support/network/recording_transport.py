@@ -21,15 +21,19 @@ class RecordingTransport(asyncio.Transport):
         self._on_write = on_write
         self.is_ended = False
         """True if the server has closed its sending side."""
+        self.unread_bytes: int | None = None
+        """The bytes that the client has not read. None if it reads all output."""
 
     def write(self, data: Any) -> None:
         self._on_write(bytes(data))
+        if self.unread_bytes is not None:
+            self.unread_bytes += len(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"peername": ("127.0.0.1", 1), "socket": FakeSocket()}.get(name, default)
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unread_bytes or 0
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 

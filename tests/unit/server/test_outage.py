@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 
+from genie.config import Limits
 from genie.server import scheduler
 from support.core.sliced_pipeline import SECRET, Client, World, exceed_store_timeout
 
@@ -87,4 +88,29 @@ async def test_lines_after_a_rejected_hello_wait_for_the_replies_that_wait_for_a
     for _ in range(2):
         await asyncio.sleep(0)
     assert client.commands() == ["error", "pong", "error"]
+    world.pipeline.stop()
+
+
+async def test_a_client_that_does_not_read_its_errors_is_disconnected_and_its_locks_end_after_the_outage() -> None:
+    world = World()
+    client = Client(world)
+    client.lock("a", onDisconnect="release")
+    await world.settle()
+    world.store.held_back = []
+    Client(world).lock("b")
+    await asyncio.sleep(0)
+    client.connection.data_received(REQUEST * scheduler.CHUNK)
+    client.connection.data_received(REQUEST)  # the second and last chunk of a turn
+    client.connection.pause_writing()
+    client.transport.unread_bytes = Limits().max_unread  # the errors of the first chunk exceed it
+    exceed_store_timeout(world.pipeline)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not world.failures
+    assert client.connection.closed
+    assert set(world.table.uncontended) == {"a", "b"}
+    world.store.acknowledge()
+    await world.settle()
+    assert set(world.table.uncontended) == {"b"}
+    assert not world.pipeline._scheduler
     world.pipeline.stop()
