@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import heapq
 import sys
 import tracemalloc
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import orjson
 import pytest
@@ -40,12 +42,12 @@ from genie.server.memory_bounds import CONNECTION_BYTES, ENDED_REQUEST_BYTES, RE
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.server.pipeline import Pipeline
-from genie.server.sessions import GUARANTEED_REPLIES, MAX_RETAINED_REPLIES, SESSION_BYTES
+from genie.server.sessions import GUARANTEED_REPLIES, MAX_RETAINED_REPLIES, SESSION_BYTES, SessionTable
 from genie.server.state_size import MAX_REQUEST_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.storage.memory import MemoryStore
 from genie.storage.redis.records import RecordDecoder, encode
-from genie.storage.store import StateMachine
+from genie.storage.store import RetainedReply, StateMachine
 from support.network.recording_transport import RecordingTransport
 
 MIB = 1 << 20
@@ -583,6 +585,29 @@ def test_a_principal_drops_its_own_replies_first(monkeypatch: pytest.MonkeyPatch
     assert [end_requests(name, 0) for name in peers] == [17, 5, 18], "those of the principal with the most are dropped"
     first = peers["wallets"].session.retained_replies[0].ref  # type: ignore[index]
     assert [command for command, _ in server.send(peers["wallets"], "release", ref=first)] == ["released"]
+
+
+def test_principals_with_replies_are_seldom_searched_for_the_one_with_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20,000 clients with certificates may retain replies, and 250 requests expire in a slice."""
+    monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 1_000)
+    searched: list[int] = []
+
+    def heapify(items: list[Any]) -> None:
+        searched.append(len(items))
+        heapq.heapify(items)
+
+    monkeypatch.setattr(sessions_module, "heapify", heapify)
+    table, ids = SessionTable(), set[int]()
+    rng = Random(12)  # noqa: S311 - not a secret
+    sessions = [table.attach(f"{number:020}", 1_000, f"p{number}")[0] for number in range(300)]
+    for id_ in range(1, 3_001):
+        session = rng.choice(sessions)
+        ids.add(id_)
+        ids.difference_update(table.retain(session, RetainedReply(id_, None, session, 0.0, b"")))
+    assert {id_ for replies in table._replies.values() for id_ in replies} == ids
+    assert 990 <= len(ids) <= 1_000
+    assert max(map(len, table._replies.values())) <= 5, "the replies of the principals with the most are dropped"
+    assert 0 < len(searched) <= 2_000 // 10
 
 
 def test_connections_of_a_principal_retain_only_its_share_of_replies(monkeypatch: pytest.MonkeyPatch) -> None:
