@@ -459,7 +459,8 @@ class SessionTable:
 
     @property
     def _max_replies_of_a_principal(self) -> int:
-        return int(MAX_RETAINED_REPLIES_TOTAL * self._principal_share)
+        # At least one: a reply that is dropped as soon as it is retained would stay in the store.
+        return max(1, int(MAX_RETAINED_REPLIES_TOTAL * self._principal_share))
 
     def __len__(self) -> int:
         return len(self._by_key)

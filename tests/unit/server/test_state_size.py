@@ -587,6 +587,17 @@ def test_a_principal_drops_its_own_replies_first(monkeypatch: pytest.MonkeyPatch
     assert [command for command, _ in server.send(peers["wallets"], "release", ref=first)] == ["released"]
 
 
+def test_a_principal_with_a_very_small_share_retains_its_last_reply() -> None:
+    """Its part of all retained replies is less than one. A reply that is not retained would never be deleted from the store."""
+    server = Server(max_state_per_principal=Limits().max_state // 200_000)
+    peer = server.connect("orders", session="a secret of sixteen")
+    for number in range(3):
+        assert not server.request(peer, "exclusive:a", ref=f"r{number}")
+        server.send(peer, "release", id=server.last_id)
+        (reply,) = peer.session.retained_replies or ()
+        assert reply.id == server.last_id
+
+
 def test_principals_with_replies_are_seldom_searched_for_the_one_with_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """20,000 clients with certificates may retain replies, and 250 requests expire in a slice."""
     monkeypatch.setattr(sessions_module, "MAX_RETAINED_REPLIES_TOTAL", 1_000)
