@@ -25,6 +25,7 @@ from simulator.library_client import LibraryClient
 from simulator.nemesis import Nemesis
 from simulator.scenario import ClientContext, Scenario
 from simulator.sentinel import CHECK_INTERVAL_S
+from simulator.shadow import Shadows
 from simulator.stores import CrashingRedis, OneRedis, RedisWithLineage, RedisWithSentinels
 from simulator.wire_client import WireClient
 
@@ -92,6 +93,7 @@ class Cluster:
             patch.object(grant, "MAX_CANDIDATES", 2),  # one release grants in many slices
             patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
             patch.object(keyspace, "CHUNK", self.scenario.chunk_size),
+            Shadows(self._add_problem).following(),
         ):
             try:
                 self.loop.run_until_complete(self._run())
