@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -992,6 +993,39 @@ func TestATakenOverSession(t *testing.T) {
 	var rejected *RejectedError
 	if err := client.Ping(background); !errors.As(err, &rejected) || rejected.Code != "session-taken-over" {
 		t.Fatal(err)
+	}
+}
+
+// The server ends the connection with an error and resets it, and a write fails before the client has read the error.
+func TestAFailedWriteDoesNotHideTheLastError(t *testing.T) {
+	for writer, length := range map[string]int{"caller": 0, "goroutine": maxInline} {
+		t.Run(writer, func(t *testing.T) {
+			mayRead, events := make(chan bool), make(chan Event, 10)
+			_, p, client := connected(t, Config{OnEvent: func(event Event) { // called by the reader
+				<-mayRead
+				events <- event
+			}})
+			client.mu.Lock()
+			conn := client.conn
+			client.mu.Unlock()
+			p.send(`{"command":"error","payload":{"code":"session-taken-over","message":"as scripted"}}`)
+			_ = p.Conn.(*net.TCPConn).SetLinger(0)
+			p.Close()
+			for conn.send([]byte("\n")) == nil { // the reset has not arrived
+			}
+			client.mu.Lock()
+			client.sendBackground("ping", &fields{Note: strings.Repeat("x", length)}, nil)
+			client.mu.Unlock()
+			for length > 0 && strings.Contains(goroutines(), "writeOutput") { // its write has not failed
+				time.Sleep(time.Millisecond)
+			}
+			close(mayRead)
+			<-events // up
+			var rejected *RejectedError
+			if down := <-events; !errors.As(down.Err, &rejected) || rejected.Code != codeTakenOver {
+				t.Fatal(down)
+			}
+		})
 	}
 }
 

@@ -74,9 +74,7 @@ func (conn *conn) handshake(hostPort string) error {
 		return err
 	}
 	conn.helloAt = time.Now()
-	if _, err := conn.Write(hello); err != nil {
-		return err
-	}
+	_ = conn.send(hello)
 	for {
 		m, err := conn.next()
 		switch p := &m.Payload; {
@@ -208,11 +206,17 @@ func (conn *conn) writeOutput() {
 		conn.client.mu.Lock()
 		output := conn.takeOutput()
 		conn.client.mu.Unlock()
-		if _, err := conn.Write(output); err != nil {
-			conn.close(err) // the reader handles the end of the connection
+		if conn.send(output) != nil {
 			return
 		}
 	}
+}
+
+// send writes commands. A failure does not close the connection: the reader finds its end, but first the last messages of the
+// server, for example the error that says why it has ended the connection.
+func (conn *conn) send(commands []byte) error {
+	_, err := conn.Write(commands)
+	return err
 }
 
 // takeOutput returns the output, and lets calls continue that wait to add more. Called with Client.mu held.

@@ -200,13 +200,18 @@ func checkNoGoroutines(t testing.TB) {
 	t.Helper()
 	var stacks string
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		buffer := make([]byte, 1<<20)
-		stacks = string(buffer[:runtime.Stack(buffer, true)])
+		stacks = goroutines()
 		if !strings.Contains(stacks, "clients/go.(*Client)") && !strings.Contains(stacks, "clients/go.(*conn)") {
 			return
 		}
 	}
 	t.Errorf("goroutines are left:\n%s", stacks)
+}
+
+// goroutines returns the stacks of all goroutines.
+func goroutines() string {
+	buffer := make([]byte, 1<<20)
+	return string(buffer[:runtime.Stack(buffer, true)])
 }
 
 // start runs a function in the background; the result waits for it.

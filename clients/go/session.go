@@ -181,9 +181,7 @@ func (c *Client) write(r *call) {
 	}
 	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {
 		// This saves a switch of goroutines. It cannot block: the server has answered, so it has read, all earlier commands.
-		if _, err := conn.Write(r.line); err != nil {
-			conn.close(err) // the reader handles the end of the connection
-		}
+		_ = conn.send(r.line)
 		return
 	}
 	if len(conn.output) == 0 {
