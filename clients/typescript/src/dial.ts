@@ -42,6 +42,11 @@ export class Attempt {
   /** `address` is that of the configuration, whose host may be a name. */
   constructor(readonly address: Address, readonly socket: Socket, readonly hello: string) {
     this.#timer = setTimeout(() => socket.destroy(new Error('no answer to hello')), MAX_ATTEMPT_TIME);
+    // A failed write does not destroy the socket: the reader finds its end, but first the last messages of the server.
+    const write = socket._write.bind(socket);
+    const writeAll = socket._writev!.bind(socket);
+    socket._write = (chunk, encoding, done) => write(chunk, encoding, () => done());
+    socket._writev = (chunks, done) => writeAll(chunks, () => done());
     socket.setNoDelay(true);
     socket.setKeepAlive(true, KEEPALIVE_IDLE_TIME);
     socket.once(address.isSecure ? 'secureConnect' : 'connect', () => this.onConnected());

@@ -175,6 +175,18 @@ test('the third take-over of the session in a row ends the client', async () => 
   assert.deepEqual([lock.held, lock.error!.code], [false, 'disconnected']);
 });
 
+test('a failed write does not hide the error that the server sent before', async () => {
+  let onDown = (_: Error): void => {};
+  const down = new Promise<Error>((done) => (onDown = done));
+  await using fake = await connected({ onEvent: (event) => void (event.type === 'down' && onDown(event.error)) });
+  const { client, connection } = fake;
+  connection.send('error', { code: 'session-taken-over', message: 'another connection has resumed this session' });
+  connection.socket.resetAndDestroy();
+  client.ping().catch(() => {}); // is written in this tick, so before the error is read
+  const error = await within(down, 'the end of the connection');
+  assert.equal((error as RejectedError).code, 'session-taken-over');
+});
+
 test('defaults of the client are options of its requests', async () => {
   await using fake = await connected({ defaults: { queueTimeout: 5, transactionTimeout: 6_000, transactionName: 't' } });
   const { client, connection } = fake;
