@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import socket
 import time
 import weakref
 from asyncio import _get_running_loop  # returns None if no event loop runs
@@ -38,6 +39,8 @@ from genie.tls import describe_error
 MAX_UNSENT_COMMANDS: Final = 32
 """Maximum number of commands in one write. The server executes them while further tasks still encode their commands."""
 
+READ_SIZE: Final = 256 * 1024
+"""Maximum number of bytes in one read after the end of a connection."""
 
 FORKED: Final = "the client was opened before this process was forked: open a new one in this process"
 """The error of calls in a forked process."""
@@ -80,9 +83,30 @@ class TransportHandler(asyncio.Protocol):
         self.connection.on_data(self, data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end of the connection. Called by the event loop."""
+        """Process the last bytes of the server, and report the end of the connection. Called by the event loop."""
         self.closed.set()
-        self.connection.on_disconnected(self, "the server closed it" if exc is None else describe_error(exc))
+        try:
+            rest = self._read_rest() if isinstance(exc, ConnectionError) else b""
+            if rest:
+                self.data_received(rest)
+        finally:
+            self.connection.on_disconnected(self, "the server closed it" if exc is None else describe_error(exc))
+
+    def _read_rest(self) -> bytes:
+        """Return the bytes that the server sent before it reset the connection.
+
+        After a failed write, a transport does not read them. They may be the error that says why the connection has ended.
+        """
+        transport = cast("asyncio.Transport", self.transport)
+        rest = b""
+        if transport.get_extra_info("sslcontext") is None:  # otherwise the bytes are encrypted
+            with contextlib.suppress(OSError):
+                sock = transport.get_extra_info("socket")
+                with socket.fromfd(sock.fileno(), sock.family, sock.type) as copy:
+                    copy.setblocking(False)
+                    while data := copy.recv(READ_SIZE):
+                        rest += data
+        return rest
 
 
 class AsyncConnection:
