@@ -125,6 +125,11 @@ class ClientModel:
 
     # -- replies ------------------------------------------------------------------------------------------
 
+    @property
+    def is_taken_over(self) -> bool:
+        """True if another client has used the secret of its session."""
+        return isinstance(self.owner, tuple) and len(self.shared.claims[self.owner[0]]) > 1
+
     def may_be_unanswered(self, command: SentCommand) -> bool:
         """Return whether a command may get no reply: a request of a quiet client gets none while it waits."""
         return self.quiet and command.kind == "request" and command.ref is not None and not command.needs_reply
@@ -364,9 +369,11 @@ class ClientModel:
             raise Violation("no repeated request fits")
         if self.replied[known.id] and not self.resuming:
             raise Violation(f"its end ({known.reason}) was sent before")
+        # The connection that took over the session may have received the grant first.
+        is_late = self.is_taken_over and known.fence is not None and known.id not in self.locked_ids
         self.received_ids.add(known.id)
         self.locked_ids.add(known.id)
-        self.shared.locked(known, payload, is_repetition=is_repetition)
+        self.shared.locked(known, payload, is_repetition=is_repetition or is_late)
         if not is_repetition:
             if payload["fence"] <= self.last_fence:
                 raise Violation(f"fences must grow, and {self.last_fence} was sent before")

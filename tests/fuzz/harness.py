@@ -81,12 +81,6 @@ class Client:
         except Violation as violation:
             self.harness.fail(violation)
 
-    @property
-    def _taken_over(self) -> bool:
-        """True if another client has used the secret of its session."""
-        owner = self.model.owner
-        return isinstance(owner, tuple) and len(self.harness.shared.claims[owner[0]]) > 1
-
     def _ended(self) -> None:
         """Check that the server had a reason if it closed the connection."""
         if not self.transport.closed_by_server or self.harness.killing or self.dropped:
@@ -94,9 +88,9 @@ class Client:
         if self.half_closed or self.model.close_reason:
             self.harness.coverage[f"closed: {self.model.close_reason or 'half-closed'}"] += 1
             unanswered = [command for command in self.model.pending if not self.model.may_be_unanswered(command)]
-            if self.half_closed and not self.model.close_reason and not self._taken_over and unanswered:
+            if self.half_closed and not self.model.close_reason and not self.model.is_taken_over and unanswered:
                 self.harness.fail(Violation(f"a half-closed connection got no reply: {unanswered[:3]}"))
-        elif self._taken_over:
+        elif self.model.is_taken_over:
             self.harness.coverage["closed: stolen"] += 1
         else:
             self.harness.fail(

@@ -37,7 +37,7 @@ def test_scenarios_reveal_no_violation() -> None:
     assert "in 30 scenarios" in completed.stdout
 
 
-@pytest.mark.parametrize("seed", [541210465, 550288840])
+@pytest.mark.parametrize("seed", [541210465, 550288840, 1227984111, 2076290585])
 def test_a_scenario_that_failed_before_passes(seed: int) -> None:
     completed = run("server", "--seed", str(seed), "--scenarios", "1")
     assert completed.returncode == 0, completed.stdout
