@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import chain, repeat
-from typing import Final
+from typing import ClassVar, Final
 
 from genie.core.context import NO_CONTEXT, Context, Origin
 from genie.lock_modes import Mode, QueueMode, S, U, UnitCount, X, is_subtree, lock_text
@@ -153,6 +153,9 @@ class Request:
     simple: bool
     """True if the waiting request is in one queue only, and has no transaction. Then all its wait-for edges are within this
     queue."""
+
+    # A class with `__lt__` that is compiled by mypyc has no hash otherwise.
+    __hash__: ClassVar[Callable[[Request], int]] = object.__hash__
 
     # Written out because mypyc compiles it: the `__init__` that `dataclass` generates stays interpreted.
     def __init__(
