@@ -243,7 +243,8 @@ def _runs_of_special_queue(
         else:
             runs.append(queue.of_mode(waiting_mode).between(after, stop))
         if stop is not None:
-            if queue.of_mode(waiting_mode).first is stop and (after is None or after < stop):
+            # Not `is`: code compiled by mypyc makes another tuple of the same entry.
+            if queue.of_mode(waiting_mode).first == stop and (after is None or after < stop):
                 runs.append([stop])
             owner = stop[2].owner
             blocking[owner] = min(stop, blocking.get(owner) or stop)
