@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ def schema() -> dict[str, Any]:
     definitions["ReleasePayload"]["anyOf"] = [_needs("id"), _needs("ref")]
     definitions["Inspected"]["properties"]["payload"] = rows
     definitions["ErrorPayload"]["description"] = _ERROR
+    for definition in definitions.values():
+        if "description" in definition:  # a docstring, which msgspec before version 0.23 leaves indented
+            definition["description"] = cleandoc(definition["description"])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"Genie wire protocol {limits.PROTOCOL}",

@@ -49,7 +49,7 @@ def test_the_excluded_tests_exist(name: str) -> None:
 def test_the_compiled_modules_pass_the_same_tests(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
-    for name in ("genie", "tests", "conformance"):
+    for name in ("genie", "simulator", "tests", "conformance"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "protocol.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
