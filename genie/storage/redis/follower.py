@@ -158,7 +158,7 @@ class Follower:
             case Action.LOAD_SNAPSHOT:
                 await self._load_replica()
             case Action.DISCARD_REPLICA:
-                self._log.warning("replica differs from the state in Redis, loading it again")
+                self._log.warning("state of this server differs from that in Redis, loading the latter")
                 old = self._replica.lazy
                 self._replica.discard()
                 if old is not None:
@@ -442,7 +442,7 @@ class Follower:
         """
         address = self._keyspace.primary.address
         self._log.warning(
-            "primary rolled back acknowledged commits, restoring snapshot", address=address and str(address)
+            "Redis lost acknowledged commits, writing the state of this server to it", address=address and str(address)
         )
         self.acquired_at = self._loop.time()
         try:

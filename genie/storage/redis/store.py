@@ -333,7 +333,7 @@ class RedisStore:
         """
         address = self._primary.address
         self._log.warning(
-            "primary rolled back acknowledged commits, restoring snapshot", address=address and str(address)
+            "Redis lost acknowledged commits, writing the state of this server to it", address=address and str(address)
         )
         await cancel_and_wait(self._checkpointing)
         history, snapshot = self._history(), self._snapshot()

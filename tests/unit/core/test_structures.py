@@ -98,7 +98,7 @@ def test_the_search_after_a_position_ignores_another_request_that_has_the_positi
     assert queue.before(left) == entries[0]
     assert queue.after(left) == entries[2]
     assert not queue.has_other_before((0.0, 0, request_of("U")), "U")
-    assert earlier(left, entries[1]) is left
+    assert earlier(left, entries[1]) == left
 
 
 @examples(60)

@@ -63,7 +63,7 @@ def test_the_lines_about_slow_waits_are_limited_in_bytes(now: SimpleNamespace) -
 def test_the_lines_about_deadlocks_are_limited_in_bytes(now: SimpleNamespace) -> None:
     stats = Stats()
     monitor = Monitor("genie", stats, None, 1.0, lambda: None)
-    waits = tuple(Wait(1, name(step), 2, Context(note=TEXT[:256])) for step in range(30))
+    waits = tuple(Wait(name(step), 1, 2, Context(note=TEXT[:256])) for step in range(30))
     deadlock = Deadlock(0.0, 1, name(0), Cycle(tuple(map(name, range(30))), waits))
 
     def detect() -> None:
