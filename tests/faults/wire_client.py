@@ -99,6 +99,7 @@ class WireClient:
                 await self._connect(SESSION_MS)
                 continue
             self._send(self._connection, "bye")
+            self._ended = None  # in the next session, its repetition would be a new request
             try:
                 while command not in ("bye", "error"):
                     command, _ = await self._connection.next(REPLY_TIMEOUT_S)
