@@ -64,6 +64,8 @@ class ClientModel:
         """The number of releases sent, by ref."""
         self._ambiguous_releases: Counter[str] = Counter()
         """Refs with a `released` that was matched with a release by ref, and may have had another cause."""
+        self._ambiguous_repetitions: Counter[str | None] = Counter()
+        """Refs with a `released` that was matched with a repeated request, and may have been a notification."""
         self.close_reason = ""
         """Why the server may close the connection; empty if it must not."""
         self.last_fence = 0
@@ -253,8 +255,13 @@ class ClientModel:
         if code == "ref-conflict" and self.quiet:
             self._on_ref_conflict(payload.get("ref") or "")
         command = self._next(lambda command: self._may_reply(command, code, payload))
-        if command is None and code == "ref-conflict" and payload["ref"] in self._ambiguous_refs:
-            return
+        if command is None and code == "ref-conflict":
+            ref = payload["ref"]
+            if ref in self._ambiguous_refs:
+                return
+            if self._ambiguous_repetitions[ref] > 0:  # `released` was a notification, and this is the reply
+                self._ambiguous_repetitions[ref] -= 1
+                return
         if command is None:
             raise Violation("the error fits no pending command")
         if command.kind == "ping":
@@ -441,9 +448,15 @@ class ClientModel:
     def _take_repeated_request(self, id_: int, ref: str | None) -> bool:
         """Remove the pending request that repeats an ended one; return whether there is one.
 
-        Only if this client has received the end before, or never a message about it.
+        Only if this client has received the end before, or never a message about it. In the second case `released` may
+        also be a notification, so that the reply to the pending request is still to come.
         """
-        return (id_ in self.ended_ids or id_ not in self.received_ids) and self._next_request(ref) is not None
+        was_received = id_ in self.ended_ids
+        if (not was_received and id_ in self.received_ids) or self._next_request(ref) is None:
+            return False
+        if not was_received:
+            self._ambiguous_repetitions[ref] += 1
+        return True
 
     def _peek(self, matches: Callable[[SentCommand], bool]) -> SentCommand | None:
         """Return the first matching pending command, if all earlier ones may get no reply."""
