@@ -24,6 +24,8 @@ import (
 	"github.com/genie-lock/genie/clients/go/internal/servers"
 )
 
+const accounts = 10 // of the bank
+
 func main() {
 	log.SetFlags(0)
 	bank := flag.String("bank", "", "the program of the bank")
@@ -42,22 +44,23 @@ func run(bank string, length time.Duration) error {
 	defer os.RemoveAll(folder)
 	redis := servers.Redis(folder)
 	all := []*servers.Process{redis}
-	for i := 0; i < 2; i++ {
-		all = append(all, servers.Genie(redis.WithRedis(), "GENIE_LEASE=1"))
-	}
 	var direct, proxied []string
 	var proxies []*proxy
-	for i, server := range all {
+	for i := 0; i < 2; i++ {
+		p, err := newProxy()
+		if err != nil {
+			return err
+		}
+		// Followers name the proxy of the leader, so that all connections of the clerks lead through the proxies.
+		server := servers.Genie(redis.WithRedis(), "GENIE_LEASE=1", "GENIE_ADVERTISE="+p.Addr().String())
+		p.server = server.Address
+		all, direct = append(all, server), append(direct, server.Address)
+		proxied, proxies = append(proxied, p.Addr().String()), append(proxies, p)
+	}
+	for _, server := range all {
 		defer server.Kill()
 		if err := server.Start(); err != nil {
 			return err
-		}
-		if i > 0 {
-			p, err := newProxy(server.Address)
-			if err != nil {
-				return err
-			}
-			direct, proxied, proxies = append(direct, server.Address), append(proxied, p.Addr().String()), append(proxies, p)
 		}
 	}
 	client, err := genie.Dial(context.Background(), genie.Config{Addresses: direct})
@@ -146,14 +149,18 @@ func (o *observer) run() {
 	}
 }
 
-// watch compares the events of one connection: a lock must end before the next one on its resource begins.
+// watch compares the events of one connection: a lock must end before that of another transaction on its resource begins.
+// A transaction may hold two: one of a session that has ended, and one that its client has requested again.
 func (o *observer) watch(connection net.Conn) {
 	fmt.Fprintln(connection, `{"command":"watch","payload":{"prefix":"accounts/"}}`)
 	type row struct {
-		Resource, State string
-		ID              int64
+		Resource, State, TransactionName string
+		ID                               int64
 	}
-	held := map[string]int64{}
+	held := map[string]map[int64]string{} // the transactions of the locks, by resource and id
+	for i := 0; i < accounts; i++ {
+		held[fmt.Sprint("accounts/", i)] = map[int64]string{}
+	}
 	lines := bufio.NewReader(connection)
 	for {
 		line, err := lines.ReadBytes('\n')
@@ -170,23 +177,25 @@ func (o *observer) watch(connection net.Conn) {
 		if err := json.Unmarshal(line, &message); err != nil {
 			log.Fatalf("%s: %v", line, err)
 		}
-		payload := message.Payload
+		event := message.Payload.row
 		switch {
 		case message.Command == "watching":
-			for _, lock := range payload.Held {
-				held[lock.Resource] = lock.ID
+			for _, lock := range message.Payload.Held {
+				held[lock.Resource][lock.ID] = lock.TransactionName
 			}
-		case message.Command != "event" || payload.State == "lagged":
+		case message.Command != "event" || event.State == "lagged":
 			return // a follower, or events are missing
-		case payload.State == "locked":
+		case event.State == "locked":
 			o.events.Add(1)
-			if other, overlaps := held[payload.Resource]; overlaps && other != payload.ID {
-				log.Printf("%s: %d is locked while %d is held", payload.Resource, payload.ID, other)
-				o.overlaps.Add(1)
+			for id, transaction := range held[event.Resource] {
+				if id != event.ID && (transaction == "" || transaction != event.TransactionName) {
+					log.Printf("%s: %d is locked while %d is held", event.Resource, event.ID, id)
+					o.overlaps.Add(1)
+				}
 			}
-			held[payload.Resource] = payload.ID
-		case payload.State == "unlocked" && held[payload.Resource] == payload.ID:
-			delete(held, payload.Resource)
+			held[event.Resource][event.ID] = event.TransactionName
+		case event.State == "unlocked":
+			delete(held[event.Resource], event.ID)
 		}
 	}
 }

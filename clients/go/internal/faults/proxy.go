@@ -26,9 +26,10 @@ type link struct {
 	isHalfOpen     bool
 }
 
-func newProxy(server string) (*proxy, error) {
+// newProxy returns a proxy without a server: set it before the first connection.
+func newProxy() (*proxy, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	p := &proxy{Listener: listener, server: server, links: map[*link]bool{}}
+	p := &proxy{Listener: listener, links: map[*link]bool{}}
 	if err == nil {
 		go p.accept()
 	}

@@ -16,6 +16,7 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.Random;
 import java.util.Scanner;
 import java.util.Set;
@@ -143,7 +144,7 @@ public final class Faults {
     /** Watches the locks on a connection of its own, without the client, which would hide an overlap. */
     private static final class Observer {
         private static final Pattern LOCK = Pattern.compile(
-                "(?:\"state\":\"(locked|unlocked)\",)?\"resource\":\"([^\"]+)\",\"mode\":\"exclusive\",\"id\":(\\d+)");
+                "(?:\"state\":\"(locked|unlocked)\",)?\"resource\":\"([^\"]+)\",\"mode\":\"exclusive\",\"id\":(\\d+)(?:,\"transactionName\":\"([^\"]*)\")?");
 
         private final int[] ports;
         private final AtomicInteger events = new AtomicInteger();
@@ -168,10 +169,13 @@ public final class Faults {
             }
         }
 
-        /** Compares the events of one connection: a lock must end before the next one on its resource begins. */
+        /**
+         * Compares the events of one connection: a lock must end before that of another transaction on its resource begins.
+         * A transaction may hold two: one of a session that has ended, and one that its client has requested again.
+         */
         private void watch(Socket socket) throws IOException {
             socket.getOutputStream().write("{\"command\":\"watch\",\"payload\":{\"prefix\":\"accounts/\"}}\n".getBytes());
-            var held = new HashMap<String, String>();
+            var held = new HashMap<String, Map<String, String>>();
             try (var lines = new Scanner(socket.getInputStream()).useDelimiter("\n")) {
                 while (lines.hasNext()) {
                     String line = lines.next();
@@ -181,26 +185,29 @@ public final class Faults {
                     }
                     Matcher lock = LOCK.matcher(line);
                     while (lock.find()) {
-                        onLock(isSnapshot ? "watching" : lock.group(1), lock.group(2), lock.group(3), held);
+                        onLock(isSnapshot ? "watching" : lock.group(1), lock.group(2), lock.group(3),
+                                Objects.requireNonNullElse(lock.group(4), ""), held);
                     }
                 }
             }
         }
 
-        private void onLock(String state, String resource, String id, Map<String, String> held) {
+        private void onLock(String state, String resource, String id, String transaction, Map<String, Map<String, String>> held) {
+            var transactions = held.computeIfAbsent(resource, name -> new HashMap<>()); // of its locks, by id
             if (state.equals("unlocked")) {
-                held.remove(resource, id);
+                transactions.remove(id);
                 return;
             }
             if (state.equals("locked")) {
                 events.incrementAndGet();
-                String other = held.get(resource);
-                if (other != null && !other.equals(id)) {
-                    System.out.println(resource + ": " + id + " is locked while " + other + " is held");
-                    overlaps.incrementAndGet();
-                }
+                transactions.forEach((other, its) -> {
+                    if (!other.equals(id) && (its.isEmpty() || !its.equals(transaction))) {
+                        System.out.println(resource + ": " + id + " is locked while " + other + " is held");
+                        overlaps.incrementAndGet();
+                    }
+                });
             }
-            held.put(resource, id);
+            transactions.put(id, transaction);
         }
     }
 
