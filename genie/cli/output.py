@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 
 import click
 
@@ -33,8 +34,13 @@ def output_columns(*, wide: bool) -> int | None:
 
 
 def print_message(text: str) -> None:
-    """Print a message of one line to stderr, after the name of the program."""
-    print_lines(f"{program()}: {text}", err=True)
+    """Print a message of one line to stderr, after the name of the program.
+
+    If stderr is a closed pipe or a file on a full disk, the message is omitted, and the program continues: `genie run` must
+    still end a command that has lost its locks.
+    """
+    with suppress(OSError):
+        print_lines(f"{program()}: {text}", err=True)
 
 
 def print_error(text: str) -> None:

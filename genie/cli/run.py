@@ -175,16 +175,19 @@ class LockedCommand:
             return
 
     async def _on_lock_lost(self, error: LockLost) -> None:
-        """Set the exit status, print the reason, and end the command if it is running."""
+        """Set the exit status, end the command if it is running, and print the reason.
+
+        The reason is printed last, because a terminal or a pipe that accepts no output blocks genie.
+        """
         self._failure_status = LOST
-        program = self._options.command[0]
         if self._child_process is None:
-            print_message(f"{one_line(error)}; {program} was not started")
+            consequence = "was not started"
         elif self._child_process.poll() is not None:
-            print_message(f"{one_line(error)}; {program} had just ended")
+            consequence = "had just ended"
         else:
-            print_message(f"{one_line(error)}; ending {program}")
             await self._terminate_child()
+            consequence = "was ended"
+        print_message(f"{one_line(error)}; {self._options.command[0]} {consequence}")
 
     def _fail(self, error: Exception, status: int) -> None:
         """Print an error, and set the exit status if the command was not started.

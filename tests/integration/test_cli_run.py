@@ -308,7 +308,7 @@ def test_the_command_is_terminated_when_its_lock_times_out(genie: Genie) -> None
         _, stderr = process.communicate(timeout=WAIT_S)
     assert process.returncode == 124
     assert "longer than its transaction timeout" in stderr
-    assert stderr.endswith("; ending sh\n")
+    assert stderr.endswith("; sh was ended\n")
     assert stderr.count("\n") == 1
     assert is_free(genie, "timeout")
 

@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -145,6 +147,44 @@ def test_a_loss_at_the_same_time_as_the_end_counts_as_a_loss(
     monkeypatch.setattr(LockedCommand, "_reap", reap_and_lose)
     assert run_command(monkeypatch, FakeClient(hold), "") == run.LOST
     assert "had just ended" in capsys.readouterr().err
+
+
+def lose_after_start(monkeypatch: pytest.MonkeyPatch, hold: FakeLock) -> list[Any]:
+    """Lose the lock as soon as the command is started. Returns a list, to which the process of the command is added."""
+    started = []
+    start = LockedCommand._start
+
+    def start_and_lose(self: LockedCommand, lock: Any) -> bool:
+        is_started = start(self, lock)
+        started.append(self._child_process)
+        hold.lose()
+        return is_started
+
+    monkeypatch.setattr(LockedCommand, "_start", start_and_lose)
+    return started
+
+
+def test_a_lost_lock_ends_the_command_although_the_reason_cannot_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = FakeLock(do_nothing, do_nothing)
+    started = lose_after_start(monkeypatch, hold)
+    with Path("/dev/full").open("w", encoding="utf-8") as full_disk:
+        monkeypatch.setattr(sys, "stderr", full_disk)
+        status = run_command(monkeypatch, FakeClient(hold), "import signal; signal.pause()")
+        with suppress(OSError):
+            full_disk.close()
+    (command,) = started
+    command.kill()  # no effect if it has ended
+    assert command.wait() == -signal.SIGTERM
+    assert status == run.LOST
+
+
+def test_a_lost_lock_ends_the_command_before_the_reason_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = FakeLock(do_nothing, do_nothing)
+    started = lose_after_start(monkeypatch, hold)
+    statuses = []
+    monkeypatch.setattr(run, "print_message", lambda _: statuses.append(started[0].poll()))
+    assert run_command(monkeypatch, FakeClient(hold), "import signal; signal.pause()") == run.LOST
+    assert statuses == [-signal.SIGTERM]
 
 
 def test_a_failed_release_keeps_the_status_of_the_command(
