@@ -67,6 +67,10 @@ export class Transaction {
     }
     const signal = options.signal ? AbortSignal.any([options.signal, this.signal]) : this.signal;
     const lock = await acquire(names, { ...common, ...options, signal, transactionName: this.name });
+    if (this.signal.aborted) { // after the grant, before this function could continue: nothing else would release the lock
+      lock.release().catch(() => {});
+      throw this.signal.reason;
+    }
     this.locks.push(lock);
     onAbort(lock.signal, () => this.#controller.abort(lock.error));
     return lock;

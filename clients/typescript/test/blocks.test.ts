@@ -219,6 +219,29 @@ test('a request that a transaction does not wait for is cancelled at its end', a
   assert.equal(((await pending) as LockLostError).code, 'released');
 });
 
+test('a lock that is granted in the read in which its transaction ends is released', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const other = client.acquire('other');
+  const { ref: otherRef } = await connection.expect('request');
+  let last: Promise<unknown> = Promise.resolve();
+  const done = client.transaction(async (tx) => {
+    await tx.lock('a');
+    last = tx.lock('b').catch((error: unknown) => error);
+    return other;
+  });
+  await connection.grant(1);
+  const { ref } = await connection.expect('request');
+  const lines = [
+    { command: 'locked', payload: { id: 2, fence: 2, ref } },
+    { command: 'released', payload: { id: 3, reason: 'queue-timeout', ref: otherRef } },
+  ];
+  connection.socket.write(lines.map((line) => `${JSON.stringify(line)}\n`).join(''));
+  await assert.rejects(done, { code: 'queue-timeout' });
+  assert.equal(((await last) as LockLostError).code, 'released');
+  assert.deepEqual([await confirm(connection), await confirm(connection)].sort(), [1, 2]);
+});
+
 test('transactions in opposite orders need at most two attempts', async () => {
   await using server = await GenieServer.start();
   await using client = await connect({ host: server.host });
