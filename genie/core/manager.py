@@ -71,7 +71,7 @@ other expired requests end in the next step."""
 MAX_CONTINUED_QUEUES = 1_000
 """Number of queues with pending grants that one `Continue` reads."""
 
-MAX_SEARCHED_NAMES = 32
+MAX_FAST_RELEASE_NAMES = 32
 """Maximum number of names of a request that is released without a step while there are subtrees. To find out that no subtree is
 above a name takes up to 4 µs, and the server measures only the duration of steps."""
 
@@ -272,7 +272,7 @@ class LockManager:
         table, details = self.table, request.details
         if details is None:  # subtrees count the locks below them
             names = request.exclusive
-            return len(names) <= MAX_SEARCHED_NAMES and not any(map(table.is_below_subtree, names))
+            return len(names) <= MAX_FAST_RELEASE_NAMES and not any(map(table.is_below_subtree, names))
         if request.transaction is not None or request.exclusive or len(details.units) != 1:
             return False
         [(name, (units, _))] = details.units.items()

@@ -32,7 +32,7 @@ MAX_LISTING_READS = 20_000
 blockers may take many reads: a request may be blocked only on the last of its 1,024 names."""
 NAMES_PER_READ = 4
 """Number of names of a blocker that count as one read, when the mode of a name or a name below a subtree is searched for."""
-MAX_SEARCHED_NAMES = 50_000
+MAX_INSPECTED_NAMES = 50_000
 """Maximum number of names that one `inspect` of a subtree compares with the subtree: of names in each of the two dicts of the
 lock table, or with a transaction, of names of its held and of its waiting requests, each."""
 MAX_READ_RESOURCES = 10_000
@@ -194,7 +194,7 @@ def _count_unlisted_below(table: LockTable, request: Request) -> int:
     Returns 0 if the transaction of the request has very many locks that are not counted yet.
     """
     count = 0
-    if table.uncounted_names(request) > MAX_SEARCHED_NAMES:
+    if table.uncounted_names(request) > MAX_INSPECTED_NAMES:
         return count
     for name, mode in request.queue_modes():
         special = table.resources[name].special
@@ -419,13 +419,13 @@ def _find_within(table: LockTable, subtree: str) -> tuple[list[Request], list[Re
     """Return the held and the waiting requests that name a subtree, or a name below it, in bounded time.
 
     Searches the names of the lock table: searching the names of each request would take ten times as long. Compares at most
-    `MAX_SEARCHED_NAMES` uncontended names, and as many others. Of the others that match, it reads at most
+    `MAX_INSPECTED_NAMES` uncontended names, and as many others. Of the others that match, it reads at most
     `MAX_READ_RESOURCES` resources, with at most `MAX_INSPECTED_REQUESTS` holders and as many waiters.
     """
     first, end = range_below(subtree)
     uncontended = table.uncontended
-    names = [name for name in islice(uncontended, MAX_SEARCHED_NAMES) if first <= name < end]
-    others = islice(table.resources.items(), MAX_SEARCHED_NAMES)
+    names = [name for name in islice(uncontended, MAX_INSPECTED_NAMES) if first <= name < end]
+    others = islice(table.resources.items(), MAX_INSPECTED_NAMES)
     matching = (resource for name, resource in others if first <= name < end)
     found = [*islice(matching, MAX_READ_RESOURCES)]
     holders = islice(chain.from_iterable([resource.holders.values() for resource in found]), MAX_INSPECTED_REQUESTS)
@@ -441,13 +441,13 @@ def _find_within(table: LockTable, subtree: str) -> tuple[list[Request], list[Re
 def _named_within(subtree: str, requests: Iterable[Request]) -> list[Request]:
     """Return those of the given requests that name a subtree, or a name below it.
 
-    Reads at most `MAX_INSPECTED_REQUESTS` requests with at most `MAX_SEARCHED_NAMES` names.
+    Reads at most `MAX_INSPECTED_REQUESTS` requests with at most `MAX_INSPECTED_NAMES` names.
     """
     prefix, found, name_count = subtree[:-2], list[Request](), 0
     for request in islice(requests, MAX_INSPECTED_REQUESTS):
         names = request.names()
         name_count += len(names)
-        if name_count > MAX_SEARCHED_NAMES:
+        if name_count > MAX_INSPECTED_NAMES:
             break
         if any(map(str.startswith, names, repeat(prefix))):
             found.append(request)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-MAX_CLOSED = 100
+MAX_CLOSED_LARGE_CONNECTIONS = 100
 """Maximum number of connections that are closed in one iteration of the event loop, once the total is within the limit."""
 
 LOW_WATER_SHARE = 0.9
@@ -74,9 +74,9 @@ class ByteLimit(Generic[C]):
             self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
 
     def _close_more(self) -> None:
-        """Close up to `MAX_CLOSED` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
+        """Close up to `MAX_CLOSED_LARGE_CONNECTIONS` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
         self._scheduled = None
-        self._close_until(self.max_bytes * LOW_WATER_SHARE, MAX_CLOSED)
+        self._close_until(self.max_bytes * LOW_WATER_SHARE, MAX_CLOSED_LARGE_CONNECTIONS)
         self._schedule_more()
 
     def _close_until(self, max_bytes: float, max_closed: int) -> None:

@@ -13,7 +13,7 @@ from genie.server.byte_limit import ByteLimit
 MAX_LINE_AGE_S = 30.0
 """Maximum seconds from the first byte of a line to its last."""
 
-MAX_CLOSED = 100
+MAX_CLOSED_OLD_LINES = 100
 """Maximum number of connections that are closed in one iteration of the event loop because of the age of their lines."""
 
 
@@ -76,14 +76,14 @@ class PartialLines:
         self._close(connection, RequestRejected(Code.TOO_MANY, reason))
 
     def _close_oldest(self) -> None:
-        """Close up to `MAX_CLOSED` connections whose line is older than `MAX_LINE_AGE_S`.
+        """Close up to `MAX_CLOSED_OLD_LINES` connections whose line is older than `MAX_LINE_AGE_S`.
 
         Set the timer for the next line. If the server itself has paused reading, the age of a line starts again.
         """
         self._timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for connection, started_at in [*islice(self._started_at.items(), MAX_CLOSED)]:
+        for connection, started_at in [*islice(self._started_at.items(), MAX_CLOSED_OLD_LINES)]:
             if started_at > now - MAX_LINE_AGE_S:
                 self._timer = loop.call_later(started_at + MAX_LINE_AGE_S - now, self._close_oldest)
                 return

@@ -10,7 +10,7 @@ from genie.server.byte_limit import ByteLimit
 MAX_STALL_S = 30.0
 """Maximum seconds for which a client with much unread output may read nothing."""
 
-MAX_CLOSED = 100
+MAX_CLOSED_STALLED_CONNECTIONS = 100
 """Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing."""
 
 WRITE_BUFFER_BYTES = 4 << 10
@@ -97,10 +97,14 @@ class UnreadOutput:
         now = loop.time()
         self._record_progress()
         stalled = [connection for connection, read_at in self._last_read_at.items() if now - read_at >= MAX_STALL_S]
-        for connection in stalled[:MAX_CLOSED]:
+        for connection in stalled[:MAX_CLOSED_STALLED_CONNECTIONS]:
             self._close(connection, f"the client has read nothing for {MAX_STALL_S:g} s")
         if self._last_read_at:
             longest_unread_since = min(self._last_read_at.values())
             # At least a second, because each call reads the progress of all connections.
-            delay_s = 0.0 if len(stalled) > MAX_CLOSED else max(longest_unread_since + MAX_STALL_S - now, 1.0)
+            delay_s = (
+                0.0
+                if len(stalled) > MAX_CLOSED_STALLED_CONNECTIONS
+                else max(longest_unread_since + MAX_STALL_S - now, 1.0)
+            )
             self._timer = loop.call_later(delay_s, self._close_stalled)

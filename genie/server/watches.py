@@ -25,7 +25,7 @@ MAX_WATCHING_ROWS = 10_000
 MAX_WATCHING_BYTES = 1 << 20
 """Maximum bytes of the locks listed in one `watching` message."""
 
-MAX_SEARCHED_NAMES = 200_000
+MAX_WATCH_SEARCHED_NAMES = 200_000
 """Maximum number of locked names that are compared with the prefix for one `watching` message, which takes about 10 ms."""
 
 MAX_BUFFERED_EVENTS = 10_000
@@ -125,7 +125,7 @@ class WatchRegistry:
         """Return the held locks on names with a prefix, as encoded rows of `watching`, and whether rows may be missing.
 
         Rows are missing beyond `MAX_WATCHING_ROWS` or `MAX_WATCHING_BYTES`. They may be missing if more than
-        `MAX_SEARCHED_NAMES` names are locked.
+        `MAX_WATCH_SEARCHED_NAMES` names are locked.
         """
         rows: list[bytes] = []
         remaining_bytes = MAX_WATCHING_BYTES
@@ -135,7 +135,7 @@ class WatchRegistry:
                 return rows, True
             rows.append(row)
         locked_names = len(self._table.uncontended) + len(self._table.resources)
-        return rows, locked_names > MAX_SEARCHED_NAMES
+        return rows, locked_names > MAX_WATCH_SEARCHED_NAMES
 
     def dispose_in_parts(self) -> Iterator[None]:
         """Drop all references to connections, in parts: yield between the parts."""
@@ -145,17 +145,17 @@ class WatchRegistry:
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
         """Yield an encoded row for each held lock on a name with this prefix, or on a subtree that contains such names.
 
-        There is no index of names by prefix, so at most `MAX_SEARCHED_NAMES` locked names are compared.
+        There is no index of names by prefix, so at most `MAX_WATCH_SEARCHED_NAMES` locked names are compared.
         """
         table = self._table
         if table.subtrees:
             for name, resource in table.subtrees_above(prefix):
                 if not name.startswith(prefix):  # the loops below find the others
                     yield from _rows_of(name, resource)
-        for name in islice(table.uncontended, MAX_SEARCHED_NAMES):
+        for name in islice(table.uncontended, MAX_WATCH_SEARCHED_NAMES):
             if name.startswith(prefix):
                 yield replies.watching_row(table.uncontended[name], name, X)
-        remaining = max(0, MAX_SEARCHED_NAMES - len(table.uncontended))
+        remaining = max(0, MAX_WATCH_SEARCHED_NAMES - len(table.uncontended))
         for name, resource in islice(table.resources.items(), remaining):
             if name.startswith(prefix):
                 yield from _rows_of(name, resource)

@@ -33,7 +33,7 @@ from genie.lock_modes import QueueMode, S
 MAX_WAITING_REQUESTS: Final = 32
 """Maximum number of waiting requests of a transaction, the first ones, that are analysed when another request of the
 transaction is granted."""
-MAX_SEARCHED_NAMES: Final = 64
+MAX_COMPARED_HELD_NAMES: Final = 64
 """Maximum number of held names, the first ones, that are compared with a subtree that a transaction asks for."""
 
 
@@ -201,10 +201,10 @@ def _held_below(transaction: Transaction, subtree: str, exclusive: bool) -> tupl
     """Return the name and the mode of a lock below a subtree, if a transaction holds one that conflicts with a lock of the subtree.
 
     `exclusive` is the mode of the lock of the subtree. A shared one conflicts with exclusive locks only. At most
-    `MAX_SEARCHED_NAMES` locks of the transaction are searched.
+    `MAX_COMPARED_HELD_NAMES` locks of the transaction are searched.
     """
     held = chain.from_iterable(request.modes() for request in transaction.held.values())
-    for name, mode in islice(held, MAX_SEARCHED_NAMES):
+    for name, mode in islice(held, MAX_COMPARED_HELD_NAMES):
         if (exclusive or mode != S) and contains(subtree, name):
             return name, mode
     return None

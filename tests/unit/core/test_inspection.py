@@ -145,7 +145,7 @@ def test_an_inspection_of_a_subtree_reads_a_bounded_number_of_holders_and_waiter
             manager.step(request("x:a/s"), 0)
         return instructions(manager, resource="a/**")
 
-    monkeypatch.setattr(view, "MAX_SEARCHED_NAMES", 100)
+    monkeypatch.setattr(view, "MAX_INSPECTED_NAMES", 100)
     monkeypatch.setattr(view, "MAX_READ_RESOURCES", 50)
     monkeypatch.setattr(view, "MAX_INSPECTED_REQUESTS", 50)
     assert count(1_200) == count(600)

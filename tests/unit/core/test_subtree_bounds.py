@@ -239,7 +239,7 @@ def test_a_new_leader_counts_the_locks_of_transactions_in_slices(monkeypatch: py
 def test_requests_that_time_out_do_not_count_very_many_locks_of_their_transaction(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(view, "MAX_SEARCHED_NAMES", 1_000)
+    monkeypatch.setattr(view, "MAX_INSPECTED_NAMES", 1_000)
 
     def instructions(names: int) -> int:
         counter = InstructionCounter()

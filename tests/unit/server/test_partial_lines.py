@@ -9,7 +9,7 @@ import pytest
 
 from genie.errors import RequestRejected
 from genie.server import byte_limit
-from genie.server.partial_lines import MAX_CLOSED, MAX_LINE_AGE_S, PartialLines
+from genie.server.partial_lines import MAX_CLOSED_OLD_LINES, MAX_LINE_AGE_S, PartialLines
 from genie.testing.simulation.loop import SimLoop
 
 
@@ -44,7 +44,7 @@ async def test_the_largest_incomplete_lines_are_closed_until_the_low_water_mark(
 
 
 async def test_many_lines_are_closed_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_limit, "MAX_CLOSED", 10)
+    monkeypatch.setattr(byte_limit, "MAX_CLOSED_LARGE_CONNECTIONS", 10)
     lines = PartialLines(1_000)
     connections = connections_with(lines, *[1] * 1_000)
 
@@ -136,7 +136,7 @@ def test_many_lines_that_are_too_old_are_closed_in_several_iterations(loop: SimL
         while lines.bytes:
             counts.append(sum(connection.closed.done() for connection in connections))
             await asyncio.sleep(0)
-        assert max(b - a for a, b in zip([0, *counts], [*counts, 350], strict=True)) <= MAX_CLOSED
+        assert max(b - a for a, b in zip([0, *counts], [*counts, 350], strict=True)) <= MAX_CLOSED_OLD_LINES
         assert asyncio.get_running_loop().time() == MAX_LINE_AGE_S
         assert all(connection.closed.done() for connection in connections)
 

@@ -54,7 +54,7 @@ async def test_the_largest_are_closed_beyond_the_limit() -> None:
 
 
 async def test_many_are_closed_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_limit, "MAX_CLOSED", 10)
+    monkeypatch.setattr(byte_limit, "MAX_CLOSED_LARGE_CONNECTIONS", 10)
     output = UnreadOutput(1_000)
     readers = [SlowReader(output) for _ in range(1_000)]
     for reader in readers:
@@ -101,7 +101,7 @@ def test_many_clients_that_read_nothing_are_closed_in_several_iterations() -> No
         for _ in range(10):
             counts.append(sum(bool(reader.reason) for reader in readers))
             await asyncio.sleep(0)
-        assert max(b - a for a, b in itertools.pairwise(counts)) <= unread_output.MAX_CLOSED
+        assert max(b - a for a, b in itertools.pairwise(counts)) <= unread_output.MAX_CLOSED_STALLED_CONNECTIONS
         assert (counts[-1], len(output), output.bytes) == (350, 0, 0)
 
     loop = SimLoop()

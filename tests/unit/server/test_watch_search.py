@@ -51,7 +51,7 @@ def test_a_limited_number_of_names_is_read(counts: tuple[int, int]) -> None:
 
 
 def test_the_list_is_complete_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watches, "MAX_SEARCHED_NAMES", 20)
+    monkeypatch.setattr(watches, "MAX_WATCH_SEARCHED_NAMES", 20)
     for names, resources, truncated in ((10, 10, False), (11, 10, True), (10, 11, True)):
         watched, _ = registry(names, resources)
         rows, is_truncated = watched.encode_held_locks("r9")
