@@ -437,7 +437,7 @@ def _unsearched_holders(
     resource = table.resources[name]
     if not exclusive and not resource.exclusive_count:
         return ()
-    if name in searched and (request.owner == victim or not table.grant_count(victim, name)):
+    if name in searched and (request.owner == victim or name not in table.grants_of(victim)):
         return ()
     searched.add(name)
     return resource.holders.values()

@@ -335,7 +335,7 @@ def _read_queue(
     name, mode, after = change
     include_shared = mode == X
     resource, queue = table.resources[name], table.wait_queue(name)
-    include_exclusive = len(resource.holders) == table.grant_count(owner, name)
+    include_exclusive = len(resource.holders) == table.grants_of(owner).get(name, 0)
     found: list[Request] = []
     exclusive, shared = queue.exclusive.between(after, None), queue.shared.between(after, None)
     next_exclusive, next_shared = next(exclusive, None), next(shared, None)
@@ -415,7 +415,7 @@ def _is_held_by_others(resource: LockedResource, own_grants: int, exclusive: boo
 
 def _is_held_in_conflict(table: LockTable, resource: LockedResource, name: str, owner: Owner, mode: QueueMode) -> bool:
     """Return whether another owner than `owner` holds a resource in a mode that conflicts with `mode`."""
-    own_grants, special = table.grant_count(owner, name), resource.special
+    own_grants, special = table.grants_of(owner).get(name, 0), resource.special
     if mode == X:
         held = len(resource.holders) > own_grants
     elif resource.exclusive_count:  # then all holders have the same owner
@@ -457,7 +457,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
         if resource.exclusive_count:  # then all holders have the same owner
             if next(iter(resource.holders.values())).owner != owner:
                 return False
-        elif resource.holders and len(resource.holders) > table.grant_count(owner, name):
+        elif resource.holders and len(resource.holders) > table.grants_of(owner).get(name, 0):
             return False
         queue, entry = resource.wait_queue, request.entry(name)
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -465,7 +465,7 @@ def is_grantable(table: LockTable, request: Request) -> bool:  # noqa: PLR0911 -
             return False
     for name in request.shared:
         resource = table.resources[name]
-        if resource.exclusive_count and not table.grant_count(owner, name):
+        if resource.exclusive_count and not table.grants_of(owner).get(name, 0):
             return False
         queue = resource.wait_queue
         assert queue is not None, "a waiting request is in the queue of each of its resources"  # noqa: S101
@@ -510,7 +510,7 @@ def waits_for_holder(table: LockTable, request: Request) -> bool:
     """Return whether holders alone block a waiting request: another owner holds a conflicting lock, or its units do not fit."""
     if not table.specials:
         return any(
-            _is_held_by_others(table.resources[name], table.grant_count(request.owner, name), mode == X)
+            _is_held_by_others(table.resources[name], table.grants_of(request.owner).get(name, 0), mode == X)
             for name, mode in request.modes()
         )
     for name, mode in request.queue_modes():
@@ -612,7 +612,7 @@ def is_available(
         return holder.owner == owner
     resource = table.resources.get(name)
     if resource is not None:
-        own_grants = table.grant_count(owner, name)
+        own_grants = table.grants_of(owner).get(name, 0)
         holds_as_much = resource.exclusive_count or (mode == S and resource.special is None)
         if own_grants and holds_as_much:
             return units is None or units_fit(resource, units, resource.wait_queue)
@@ -639,7 +639,7 @@ def _is_compatible(table: LockTable, name: str, owner: Owner, exclusive: bool) -
         return False
     if not exclusive and not resource.exclusive_count:  # the usual case of a shared lock
         return True
-    return not _is_held_by_others(resource, table.grant_count(owner, name), exclusive)
+    return not _is_held_by_others(resource, table.grants_of(owner).get(name, 0), exclusive)
 
 
 def _already_owns(table: LockTable, request: Request, transaction: str) -> bool:

@@ -208,19 +208,11 @@ class LockTable:
         request = self.waiting.get(owner)
         return NO_REQUESTS if request is None else {owner: request}
 
-    def grant_count(self, owner: Owner, name: str) -> int:
-        """Return the number of grants of an owner on a resource.
-
-        The owner is a transaction, or a waiting request without a transaction, which has no grants.
-        """
-        if not isinstance(owner, str):
-            return 0
-        transaction = self.transactions.get(owner)
-        return 0 if transaction is None else transaction.grants.get(name, 0)
-
     def grants_of(self, owner: Owner) -> dict[str, int]:
         """Return the number of grants of an owner by resource. A waiting request without a transaction has none."""
-        transaction = self.transactions.get(owner) if isinstance(owner, str) else None
+        if not isinstance(owner, str):
+            return NO_GRANTS
+        transaction = self.transactions.get(owner)
         return NO_GRANTS if transaction is None else transaction.grants
 
     def free_in_parts(self) -> Iterator[None]:
