@@ -203,22 +203,26 @@ class Connection(Peer, asyncio.Protocol):
         """Authenticate the client, or submit the lines that received bytes complete."""
         if self.state is not READY:
             data = self._receive_before_ready(data)
+        partial_bytes = len(self._lines.partial)
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
             self._reject_long_line(too_long)
             return
+        # Of all complete lines, also of their bytes that earlier reads have received.
+        size = partial_bytes + len(data) - len(self._lines.partial)
         has_completed_line = type(lines) is not list or bool(lines)  # `UnsplitLines` contain at least one line
         if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank, or invalid
             lines = without_blank(lines)
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
         if lines:
-            self._submit(lines, len(data))
+            self._submit(lines, size)
         if (self._lines.partial or self._partial_bytes) and not self.closing:
             self._partial_bytes = len(self._lines.partial)
             # If a line was completed, the incomplete line is another one than at the last update.
             self._admission.partial_lines.update(self, self._partial_bytes, new=has_completed_line)
+            self.handler.on_partial_line(self, self._partial_bytes)
 
     def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
         """Submit complete lines to the handler. The scheduler marks the long ones of `UnsplitLines` when it splits them."""

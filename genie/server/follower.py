@@ -55,6 +55,10 @@ class FollowerHandler:
         if self._scheduled is None:
             self._run()
 
+    def on_partial_line(self, connection: Peer, size: int) -> None:
+        """Stop reading from a connection with an incomplete line of `size` bytes if too many bytes are queued."""
+        self._scheduler.check_partial_line(connection, size)
+
     def hand_over(self, connections: Iterable[Connection], leader_handler: CommandHandler) -> None:
         """Make `leader_handler` the handler of each connection, because this server leads now.
 

@@ -94,7 +94,10 @@ class CommandHandler(Protocol):
     """True if this handler executes commands rather than rejecting them."""
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands."""
+        """Queue commands of one connection in order. `size` is the number of their bytes."""
+
+    def on_partial_line(self, connection: Peer, size: int) -> None:
+        """Stop reading from a connection with an incomplete line of `size` bytes if too many bytes are queued."""
 
     def on_disconnect(self, connection: Peer) -> None:
         """End or keep the requests that are bound to a lost connection."""

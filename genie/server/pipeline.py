@@ -160,7 +160,7 @@ class Pipeline:
     # -- input --------------------------------------------------------------------------------------------
 
     def submit(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
+        """Queue commands of one connection in order. `size` is the number of their bytes.
 
         If nothing is queued or in flight, two kinds of commands are executed immediately instead:
 
@@ -182,13 +182,13 @@ class Pipeline:
             and not self._turns.is_exhausted  # the iteration has time left
         ):
             if connection is self._only_connection:
-                self._execute_now(connection, items, is_only=True)
+                self._execute_now(connection, items, size, is_only=True)
             elif not self._stopped:
                 self._only_connection = connection
                 # No batch is scheduled or in flight. The batch that is scheduled here also marks that this iteration of
                 # the event loop has had its first commands.
                 self._scheduled = self._loop.call_soon(self._run_scheduled)
-                self._execute_now(connection, items, is_only=False)
+                self._execute_now(connection, items, size, is_only=False)
             return
         if self._stopped:
             return
@@ -200,6 +200,11 @@ class Pipeline:
         self._scheduler.add(connection, items, size)
         if self._scheduled is None and (not self._commits.in_flight or self._commits.store_unavailable):
             self._schedule()
+
+    def on_partial_line(self, connection: Peer, size: int) -> None:
+        """Stop reading from a connection with an incomplete line of `size` bytes if too many bytes are queued."""
+        if not self._stopped:
+            self._scheduler.check_partial_line(connection, size)
 
     def on_disconnect(self, connection: Peer) -> None:
         """Queue the end of a lost connection after its commands. The dispatcher then ends or keeps the bound requests.
@@ -238,7 +243,7 @@ class Pipeline:
 
     # -- one batch ----------------------------------------------------------------------------------------
 
-    def _execute_now(self, connection: Peer, items: Input, *, is_only: bool) -> None:
+    def _execute_now(self, connection: Peer, items: Input, size: int, *, is_only: bool) -> None:
         """Execute commands immediately, then commit or reply: the fast path of `submit`.
 
         The changes are committed immediately if this is the only active connection (`is_only`), or if a waiting request
@@ -251,7 +256,7 @@ class Pipeline:
             slow = self._dispatcher.execute(now, connection, remaining)
             if slow is not None:  # the command that must wait, for example because it is slow
                 self._only_connection = None
-                self._scheduler.add_slow(connection, slow, remaining)
+                self._scheduler.add_unfinished(connection, slow, remaining, size)
                 self._schedule()
             if not self._outcome.durable:
                 self._deliver()

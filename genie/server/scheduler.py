@@ -121,7 +121,7 @@ class CommandScheduler:
         return bool(self.light or self.busy or self.slow)
 
     def add(self, connection: Peer, items: Input, size: int) -> None:
-        """Queue commands of one connection in order. `size` is the number of bytes that were read for these commands.
+        """Queue commands of one connection in order. `size` is the number of their bytes.
 
         If too many bytes are queued for all connections, stop reading from this one, unless it has at most
         `LIGHT_BYTES`.
@@ -139,8 +139,27 @@ class CommandScheduler:
         if self.bytes > self._max_bytes and size > LIGHT_BYTES:
             self._pause(connection)
 
-    def add_slow(self, connection: Peer, item: Item, items: Iterator[Item], size: int = 0) -> None:
-        """Queue the slow command `item` and the commands after it, in front of the queued commands of the connection."""
+    def check_partial_line(self, connection: Peer, size: int) -> None:
+        """Stop reading from a connection with an incomplete line of `size` bytes if too many bytes are queued in total.
+
+        Otherwise each connection could add a whole line, of up to a MiB, to the queued bytes.
+        """
+        if self.bytes > self._max_bytes and size > LIGHT_BYTES:
+            self._pause(connection)
+
+    def add_unfinished(self, connection: Peer, item: Item, items: Iterator[Item], size: int) -> None:
+        """Queue the slow command `item` and the commands after it, which are left of an input that was executed at once.
+
+        `size` is the number of bytes of the input.
+        """
+        self._count_queued(connection, size)
+        self.add_slow(connection, item, items, size)
+
+    def add_slow(self, connection: Peer, item: Item, items: Iterator[Item], size: int) -> None:
+        """Queue the slow command `item` and the commands after it, in front of the queued commands of the connection.
+
+        `size` is the number of bytes of their input, which are counted already.
+        """
         commands = [item, *items]
         connection.input_queue.appendleft((iter(commands), len(commands), size))
         self._append_slow(connection)
@@ -176,6 +195,10 @@ class CommandScheduler:
                 self.light.append(connection)
         count = maxsize if isinstance(items, UnsplitLines) else len(items)
         connection.input_queue.append((iter(items), count, size))
+        self._count_queued(connection, size)
+
+    def _count_queued(self, connection: Peer, size: int) -> None:
+        """Add the bytes of an input. Stop reading if too many are queued for the connection or for all."""
         self.bytes += size
         connection.queued_bytes += size
         if self.bytes > self._max_bytes and connection.queued_bytes > LIGHT_BYTES:

@@ -1,0 +1,82 @@
+"""The bytes of queued commands count, however their lines arrive."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from genie.protocol.framing import LONG_LINE_BYTES
+from genie.server.scheduler import LIGHT_BYTES, MAX_QUEUED_BYTES
+from support.core.sliced_pipeline import Client, World
+
+READ_BYTES = 4_096
+
+
+def long_line(size: int) -> bytes:
+    """Return a request with a line of about `size` bytes, without the line end."""
+    names = [f"exclusive:name {number:08}" for number in range(size // 26)]
+    return json.dumps({"command": "request", "payload": {"anyOf": names, "target": 1}}, separators=(",", ":")).encode()
+
+
+def receive(client: Client, data: bytes) -> None:
+    for start in range(0, len(data), READ_BYTES):
+        client.connection.data_received(data[start : start + READ_BYTES])
+
+
+@pytest.fixture(name="world")
+async def _world() -> World:
+    return World()
+
+
+async def test_a_line_of_several_reads_counts_with_all_its_bytes(world: World) -> None:
+    world.store.held_back = []
+    client = Client(world)
+    client.lock("a")
+    line = long_line(2 * MAX_QUEUED_BYTES)
+    receive(client, line)
+    client.connection.data_received(b"\n")
+    assert client.connection.queued_bytes == world.pipeline._scheduler.bytes == len(line) + 1
+    assert client.connection.reading_is_paused
+    world.store.acknowledge()
+    await world.settle()
+    assert client.connection.queued_bytes == world.pipeline._scheduler.bytes == 0
+    assert not client.connection.reading_is_paused
+    assert client.commands() == ["queued", "locked"] * 2
+
+
+@pytest.mark.parametrize("size", [LONG_LINE_BYTES + 100, 2 * MAX_QUEUED_BYTES])
+async def test_the_line_of_the_only_connection_counts_while_it_waits(world: World, size: int) -> None:
+    client = Client(world)
+    line = long_line(size)
+    receive(client, line)
+    client.connection.data_received(b"\n")
+    assert client.commands() == [], "a long line is a slow command, which waits for a later iteration"
+    assert client.connection.queued_bytes == world.pipeline._scheduler.bytes == len(line) + 1
+    assert client.connection.reading_is_paused == (size > MAX_QUEUED_BYTES)
+    await world.settle()
+    assert client.connection.queued_bytes == world.pipeline._scheduler.bytes == 0
+    assert not client.connection.reading_is_paused
+    assert client.commands() == ["queued", "locked"]
+
+
+async def test_an_incomplete_line_is_not_read_further_while_too_many_bytes_are_queued(world: World) -> None:
+    scheduler = world.pipeline._scheduler
+    scheduler._max_bytes = 100_000
+    world.store.held_back = []
+    flood, long, short = Client(world), Client(world), Client(world)
+    flood.lock("a")
+    line = long_line(120_000)
+    receive(long, line[:LIGHT_BYTES])
+    receive(short, line[:LIGHT_BYTES])
+    receive(flood, line)
+    flood.connection.data_received(b"\n")
+    assert scheduler.bytes > scheduler._max_bytes
+    receive(long, line[LIGHT_BYTES : LIGHT_BYTES + 1])
+    assert (long.connection.reading_is_paused, short.connection.reading_is_paused) == (True, False)
+    world.store.acknowledge()
+    await world.settle()
+    assert not long.connection.reading_is_paused
+    receive(long, line[LIGHT_BYTES + 1 :] + b"\n")
+    await world.settle()
+    assert long.commands() == ["queued", "locked"]
