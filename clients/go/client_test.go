@@ -634,6 +634,31 @@ func TestCallsEndWithoutAServer(t *testing.T) {
 	expectError(t, err, context.DeadlineExceeded)
 }
 
+func TestCallsThatAreGivenUpWithoutAServerAreForgotten(t *testing.T) {
+	f := newFake(t)
+	f.listener.Close()
+	client, err := Dial(background, Config{Addresses: []string{f.address()}, ResponseTimeout: time.Millisecond, Lazy: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	count := func() int {
+		client.mu.Lock()
+		defer client.mu.Unlock()
+		return len(client.calls)
+	}
+	before := count()
+	expectError(t, client.Ping(background), ErrUnavailable)
+	watch, err := client.Watch("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch.Close()
+	if after := count(); after != before {
+		t.Fatal(before, after)
+	}
+}
+
 func TestDialErrors(t *testing.T) {
 	f := newFake(t)
 	f.listener.Close()

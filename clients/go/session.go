@@ -204,12 +204,13 @@ func (c *Client) finish(r *call, err error) {
 
 // abandon gives up a call, whose caller gets the error.
 func (c *Client) abandon(r *call, err error) {
-	if r.name != "request" {
+	isRequest := r.name == "request"
+	if r.name == "release" || !isRequest && c.conn != nil {
 		r.background = true // an extend that was sent may still change the lock
 		return
 	}
-	c.finish(r, err)
-	if !r.sentAt.IsZero() {
+	c.finish(r, err) // without a connection, nothing would remove it before the next one
+	if isRequest && !r.sentAt.IsZero() {
 		c.sendBackground("release", &fields{Ref: r.fields.Ref}, nil)
 	}
 }

@@ -152,6 +152,9 @@ func (w *Watch) Close() error {
 		return nil
 	}
 	w.end(ErrClosed)
+	if c.conn == nil { // the subscription has ended with its connection
+		return nil
+	}
 	for other := range c.watches {
 		if other.prefix == w.prefix {
 			return nil

@@ -151,7 +151,8 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         try (var held = session.mutex.hold()) {
             if (ended == null) {
                 end(new ClientClosedException());
-                if (session.watches.stream().noneMatch(other -> other.prefix.equals(prefix))) {
+                // Without a connection, the subscription has ended.
+                if (session.connection != null && session.watches.stream().noneMatch(other -> other.prefix.equals(prefix))) {
                     session.sendBackground("unwatch", null, "prefix", prefix);
                 }
             }

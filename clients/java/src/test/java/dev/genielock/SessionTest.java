@@ -342,6 +342,9 @@ class SessionTest {
                 new Clock.Real("timer")));
         session.start();
         assertFalse(isOpen(session, givenUp(session)));
+        int calls = session.openCalls().size();
+        new Watch(session, "a").close();
+        assertEquals(calls, session.openCalls().size());
         session.close();
     }
 
