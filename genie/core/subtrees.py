@@ -254,9 +254,9 @@ def close_specials(table: LockTable, request: Request, *, keep_moved: bool = Fal
         if is_named or subtree in table.kept_open:
             continue
         table.closing.add(subtree)
-        if queue is None or table.close_room > 0 or keep_moved:
+        if queue is None or table.close_room > 0:
             _close_slice(table, subtree, affected, keep_moved=keep_moved)
-        else:  # `Continue` closes it
+        else:  # a later step closes it
             affected[subtree] = None
     return [(name, X, None) for name in affected]
 

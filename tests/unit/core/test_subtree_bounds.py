@@ -587,6 +587,24 @@ def test_subtree_locks_that_end_together_share_the_room_to_read_waiters(monkeypa
     assert all(waiter.state is HELD for waiter in waiters)
 
 
+def test_a_follower_removes_the_waiters_below_many_ended_subtrees_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 50)
+    monkeypatch.setattr(lock_table, "MAX_CLOSED_WAITERS", 50)
+    monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 10)
+    manager = LockManager()
+    held = [step(manager, f"{number}/**") for number in range(20)]
+    for number in range(20):
+        for each in range(30):
+            step(manager, f"{number}/{each}")
+    entries = [manager.table.queue_entries]
+    for _ in manager.discard_in_parts([request.id for request in held]):
+        entries.append(manager.table.queue_entries)
+        assert entries[-2] - entries[-1] < 50 + 30
+    assert entries[-1] == 20 * 30
+    assert not manager.table.subtrees
+    assert not manager.table.closing
+
+
 def test_whatever_happens_while_subtrees_are_closed_the_state_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subtrees, "MAX_CLOSED_WAITERS", 1)
     monkeypatch.setattr(wait_queue.SortedQueue, "max_chunk", 2)
