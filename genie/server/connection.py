@@ -125,7 +125,7 @@ class Connection(Peer, asyncio.Protocol):
         self._max_whole_bytes = min(SPLIT_BYTES, limits.max_line)
         """Maximum bytes of a read that is split into lines at once, and that cannot contain a line that is too long."""
         self._partial_bytes = 0
-        """Bytes of the incomplete line, as last reported to `admission`."""
+        """Bytes of the incomplete line and of the postponed lines, as last reported to `admission`."""
         self._eof = False
         """True if the client closed its sending side (half-close)."""
         self._lingers_until = 0.0
@@ -204,6 +204,7 @@ class Connection(Peer, asyncio.Protocol):
         if self.state is not READY:
             data = self._receive_before_ready(data)
         partial_bytes = len(self._lines.partial)
+        postponed_bytes = 0 if self._postponed_lines is None else self._partial_bytes - partial_bytes
         try:
             lines = self._lines.feed(data)
         except LineTooLong as too_long:
@@ -218,11 +219,19 @@ class Connection(Peer, asyncio.Protocol):
             lines = self._process_opening_lines(iter(lines))
         if lines:
             self._submit(lines, size)
-        if (self._lines.partial or self._partial_bytes) and not self.closing:
-            self._partial_bytes = len(self._lines.partial)
+        if self.closing:
+            return
+        if self._postponed_lines is not None:
+            self._count_partial(postponed_bytes + size + len(self._lines.partial), new=has_completed_line)
+        elif self._lines.partial or self._partial_bytes:
             # If a line was completed, the incomplete line is another one than at the last update.
-            self._admission.partial_lines.update(self, self._partial_bytes, new=has_completed_line)
+            self._count_partial(len(self._lines.partial), new=has_completed_line)
             self.handler.on_partial_line(self, self._partial_bytes)
+
+    def _count_partial(self, size: int, *, new: bool) -> None:
+        """Report the bytes of the incomplete line, and of postponed lines, which no handler counts."""
+        self._partial_bytes = size
+        self._admission.partial_lines.update(self, size, new=new)
 
     def _submit(self, lines: list[bytes] | UnsplitLines, size: int) -> None:
         """Submit complete lines to the handler. The scheduler marks the long ones of `UnsplitLines` when it splits them."""
@@ -442,6 +451,7 @@ class Connection(Peer, asyncio.Protocol):
     def drop_partial_line(self, rejection: RequestRejected) -> None:
         """Send `rejection` and close the connection, because its incomplete line exceeds a limit."""
         self._lines.clear()
+        self._postponed_lines = None
         if self.state is ConnectionState.AUTHENTICATING:
             self._reject_connection(rejection)
         else:
@@ -580,6 +590,8 @@ class Connection(Peer, asyncio.Protocol):
         lines = self._process_opening_lines(postponed)
         if lines:
             self._submit(lines, sum(map(len, lines)))
+        if self._postponed_lines is None and not self.closing:
+            self._count_partial(len(self._lines.partial), new=True)  # it was not read meanwhile
         self._update_reading()
 
     def _process_opening_line(self, line: bytes) -> bool:
@@ -648,7 +660,7 @@ class Connection(Peer, asyncio.Protocol):
         if rejection is None:
             return
         if not self.handler.is_leader and rejection.code != Code.UNKNOWN_NAMESPACE:
-            self.handler.submit(self, [line], size=0)
+            self.handler.submit(self, [line], len(line))
             return
         # The error is sent immediately, because no other message is pending.
         if self._authenticator is not None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from functools import partial
 
 import pytest
 
+from genie.config import Limits
+from genie.observability.stats import Stats
 from genie.protocol.framing import LONG_LINE_BYTES
+from genie.roles import Starting
+from genie.server.connection import Connection
+from genie.server.follower import FollowerHandler
+from genie.server.listener import AdmissionControl
 from genie.server.scheduler import LIGHT_BYTES, MAX_QUEUED_BYTES
 from support.core.sliced_pipeline import Client, World
+from support.network.recording_transport import RecordingTransport
 
 READ_BYTES = 4_096
 
@@ -19,9 +28,10 @@ def long_line(size: int) -> bytes:
     return json.dumps({"command": "request", "payload": {"anyOf": names, "target": 1}}, separators=(",", ":")).encode()
 
 
-def receive(client: Client, data: bytes) -> None:
+def receive(client: Client | Connection, data: bytes) -> None:
+    connection = client.connection if isinstance(client, Client) else client
     for start in range(0, len(data), READ_BYTES):
-        client.connection.data_received(data[start : start + READ_BYTES])
+        connection.data_received(data[start : start + READ_BYTES])
 
 
 @pytest.fixture(name="world")
@@ -80,3 +90,30 @@ async def test_an_incomplete_line_is_not_read_further_while_too_many_bytes_are_q
     receive(long, line[LIGHT_BYTES + 1 :] + b"\n")
     await world.settle()
     assert long.commands() == ["queued", "locked"]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+async def test_lines_after_a_rejected_hello_count_while_a_follower_is_busy(is_closed: bool) -> None:
+    follower, received = FollowerHandler(Stats(), "genie", 1 << 20, Starting), list[bytes]()
+    line = long_line(50_000)
+    limits = Limits(max_partial=3 * len(line) if is_closed else 4 * len(line))
+    admission = AdmissionControl[Connection](limits)
+    connection = Connection(follower, limits, admission)
+    connection.connection_made(RecordingTransport(received.append))
+    connection.data_received(b'{"command":"hello"}\n')
+    assert len(received) == 1
+    follower._scheduled = asyncio.get_running_loop().call_later(1_000, partial(int, 0))  # another connection is first
+    receive(connection, line + b"\n")
+    assert connection.queued_bytes == len(line)
+    for _ in range(2):  # with TLS, further input may be decrypted
+        connection.data_received(line + b"\n")
+        assert connection.reading_is_paused or connection.closing
+    assert admission.partial_lines.bytes == (0 if is_closed else 3 * (len(line) + 1))
+    follower._scheduled.cancel()
+    follower._run()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (admission.partial_lines.bytes, connection.queued_bytes) == (0, 0)
+    assert len(b"".join(received).splitlines()) == (3 if is_closed else 4)
+    assert connection.closing == is_closed
+    assert not connection.reading_is_paused
