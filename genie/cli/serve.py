@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -207,6 +208,8 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
 
     Without a --redis option the locks are kept in memory and end with the process.
     """
+    # SIGHUP would end the process. `Server.run` unblocks it: the files may have changed since they were read.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     configuration = Configuration(ctx, options)
     settings = configuration.load()
 

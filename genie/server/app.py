@@ -467,6 +467,7 @@ class Server:
         for signal_number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signal_number, self._stopped.set)
         loop.add_signal_handler(signal.SIGHUP, self._on_sighup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # `genie serve` blocks it until now
         if self._service_manager is not None:
             self._service_manager.start()
         for namespace in self.namespaces.values():

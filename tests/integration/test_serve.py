@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
 import pytest
@@ -35,6 +36,40 @@ def test_every_setting_is_an_option() -> None:
     options = {option.name for option in serve.params}
     assert set(Settings().options()) <= options
     assert options - set(Settings().options()) == {"config", "redis_host", "redis_port"}
+
+
+SIGHUP_DURING_START = """
+import os, signal
+from genie.cli import main
+from genie.server.app import Server
+
+bind_address = Server.bind_address
+
+def bind_address_after_sighup(server):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return bind_address(server)
+
+Server.bind_address = bind_address_after_sighup
+main(["serve"])
+"""
+
+
+class SignalledAtStart(Genie):
+    """A server that receives SIGHUP before it has a handler for it."""
+
+    def spawn(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SIGHUP_DURING_START], env=environment, stdout=subprocess.PIPE)
+
+
+def test_sighup_during_the_start_is_a_reload() -> None:
+    server = SignalledAtStart()
+    try:
+        server.start(wait=False)
+        server.until("reload skipped")
+        server.send(signal.SIGTERM)
+        assert server.wait() == 0
+    finally:
+        server.kill()
 
 
 @pytest.mark.parametrize(
