@@ -154,13 +154,13 @@ MUTANTS = [
     Mutant(
         "a loaded state lacks the first log entry after the checkpoint",
         "storage/redis/replica.py",
-        "        for entry in entries:\n            if isinstance(entry, BatchCommitted):\n                counters",
-        "        for entry in entries[1:]:\n            if isinstance(entry, BatchCommitted):\n                counters",
+        "        for entry in entries:\n            if isinstance(entry, BatchCommitted):\n                encoded_counters",
+        "        for entry in entries[1:]:\n            if isinstance(entry, BatchCommitted):\n                encoded_counters",
     ),
     Mutant(
         "the log is not applied to a loaded state",
         "storage/redis/replica.py",
-        "                state.changes |= decode_records(entry.records, decoder)",
+        "                state.changes |= decode_records(records, decoder)",
         "                pass",
     ),
     Mutant(

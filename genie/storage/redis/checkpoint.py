@@ -185,9 +185,14 @@ class Checkpointer:
                 if not entries:  # the log does not reach `end`
                     self._on_loss(has_lost_state=False)
                     return None, {}
+                split_bytes = 0
                 for entry in entries:
                     if isinstance(entry, BatchCommitted) and entry.position <= end:
                         changes.update(_lines_of(entry))
+                        split_bytes += len(entry.encoded)
+                        if split_bytes > READ_BYTES:  # a read has 32 MiB if large entries follow small ones
+                            split_bytes = 0
+                            await asyncio.sleep(0)
         except LogTruncated:  # the log lacks an entry that this leader has read or written
             self._on_loss(has_lost_state=True)
             return None, {}
@@ -196,7 +201,7 @@ class Checkpointer:
 
 def _lines_of(batch: BatchCommitted) -> dict[int, bytes]:
     """Return the lines of a batch by id."""
-    return {int(id_): b"%b %b" % (id_, record) if record else id_ for id_, record in batch.records.items()}
+    return {int(id_): b"%b %b" % (id_, record) if record else id_ for id_, record in batch.split()[1].items()}
 
 
 def _is_deletion(line: bytes) -> bool:

@@ -131,14 +131,14 @@ class BatchCommitted:
     """The log entry of a batch."""
 
     position: Position
-    counters: bytes
-    """The encoded counters after the batch, see `decode_counters`."""
-    records: dict[bytes, bytes]
-    """Encoded record by id. An empty record deletes the id."""
-    size: int
-    """The size of the encoded batch in bytes."""
+    encoded: bytes
+    """The encoded batch. It is split only when it is used: one read may have 32 MiB of batches, which take about 50 ms."""
     resigned: bool
     """True if the leader has resigned with this batch, so that any node may take over."""
+
+    def split(self) -> tuple[bytes, dict[bytes, bytes]]:
+        """Return the encoded counters after the batch, and its encoded records by id. An empty record deletes the id."""
+        return split_batch(self.encoded)
 
 
 LogEntry = EpochStarted | BatchCommitted
@@ -210,9 +210,8 @@ class LogReader:
         encoded = values.get(b"batch")
         if encoded is None:  # not an entry of Genie
             raise LogTruncated
-        counters, records = split_batch(encoded)
         self.history = self.history.advanced_to(position)
-        return BatchCommitted(position, counters, records, len(encoded), resigned=b"resigned" in values)
+        return BatchCommitted(position, encoded, resigned=b"resigned" in values)
 
 
 class TrimPoint(NamedTuple):

@@ -66,9 +66,9 @@ class LazyReplica:
         the caller must use up the returned iterator, each part of which takes a few hundredths of a second. Otherwise
         the iterator is empty.
         """
-        self._pending |= entry.records
-        self._pending_bytes += entry.size
-        self._encoded_counters = entry.counters
+        self._encoded_counters, records = entry.split()
+        self._pending |= records
+        self._pending_bytes += len(entry.encoded)
         if len(self._pending) > MAX_PENDING_IDS or self._pending_bytes > MAX_PENDING_BYTES:
             self._finish_parts()
             self._applied_parts = self._apply_pending()
@@ -214,11 +214,12 @@ async def _catch_up(
         decoded_bytes = 0
         for entry in entries:
             if isinstance(entry, BatchCommitted):
-                counters = decode_counters(entry.counters)
-                state.changes |= decode_records(entry.records, decoder)
+                encoded_counters, records = entry.split()
+                counters = decode_counters(encoded_counters)
+                state.changes |= decode_records(records, decoder)
                 state.next_id, state.next_fence = counters.next_id, counters.next_fence
                 state.clock_ms = counters.clock_ms
-                decoded_bytes += entry.size
+                decoded_bytes += len(entry.encoded)
                 if decoded_bytes > MAX_PENDING_BYTES:  # a read has 32 MiB if large entries follow small ones
                     decoded_bytes = 0
                     await asyncio.sleep(0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import structlog
 
-from genie.storage.redis.checkpoint import PART_BYTES, PART_SIZE, Checkpointer, _split_into_parts
-from genie.storage.redis.keyspace import Checkpoint
+from genie.storage.redis import log as log_module
+from genie.storage.redis.checkpoint import PART_BYTES, PART_SIZE, READ_BYTES, Checkpointer, _split_into_parts
+from genie.storage.redis.keyspace import Checkpoint, LeaderEpoch, Meta
+from genie.storage.redis.records import split_batch
 from genie.storage.store import Batch
 
 
@@ -44,3 +48,33 @@ async def test_the_lines_of_a_part_are_split_after_the_previous_part_is_sent() -
     assert await checkpointer._write_parts(lines(), (1, 0), Checkpoint((1, 1), Batch()))
     assert [(size, is_last) for _, size, is_last in writes] == [(PART_SIZE, False)] * 4 + [(PART_SIZE, True)]
     assert [count // PART_SIZE for count, *_ in writes] == [2, 3, 4, 5, 5]
+
+
+async def test_large_entries_of_one_read_are_split_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new leader reads the log of the leader before it, while it leads other namespaces."""
+    split_bytes = [0]
+
+    def split(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+        split_bytes[-1] += len(encoded)
+        return split_batch(encoded)
+
+    monkeypatch.setattr(log_module, "split_batch", split)
+    epoch, entry_bytes = LeaderEpoch(7, "nonce", "state"), READ_BYTES // 2
+    entries = [(b"7-%d" % index, [b"batch", (b"0 1 1\n%d " % index).ljust(entry_bytes)]) for index in range(1, 17)]
+
+    async def read() -> Meta:
+        return Meta(epoch, None, (7, 16), Checkpoint((7, 0), Batch()), ())
+
+    async def call(*_: Any, **__: Any) -> Any:
+        return [(b"log", entries)]
+
+    keyspace: Any = SimpleNamespace(read=read, epoch=epoch, log="log", primary=SimpleNamespace(call=call))
+    checkpointer = Checkpointer(keyspace, Batch(), lambda **_: None, structlog.get_logger())
+    reading = asyncio.create_task(checkpointer._read_changes((7, 16)))
+    while not reading.done():
+        await asyncio.sleep(0)
+        split_bytes.append(0)
+    position, changes = await reading
+    assert (position, [*changes]) == ((7, 0), [*range(1, 17)])
+    assert sum(split_bytes) == 16 * entry_bytes
+    assert max(split_bytes) <= READ_BYTES + entry_bytes

@@ -25,7 +25,7 @@ from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import BatchCommitted, EpochHistory, EpochStarted, LogEntry, LogReader, Position
 from genie.storage.redis.outage import OutageLog
-from genie.storage.redis.records import encode_batch, encode_changes, split_batch
+from genie.storage.redis.records import encode_batch, encode_changes
 from genie.storage.redis.replica import LazyReplica, PriorLeadership, Snapshot
 from genie.storage.redis.url import Address
 from genie.storage.store import Batch, Change, Node, StateMachine
@@ -317,7 +317,7 @@ async def test_only_a_new_log_entry_proves_that_a_leader_is_alive(
     assert keyspace.meta is not None
     follower = unconfirmed_follower_of(keyspace)
     batches: list[list[LogEntry]] = [
-        [BatchCommitted((7, index), b"0 1 1", {}, 5, resigned=False)],
+        [BatchCommitted((7, index), b"0 1 1", resigned=False)],
         [EpochStarted((8, 0), (7, index), None)],
     ]
 
@@ -479,7 +479,10 @@ async def test_a_follower_applies_large_entries_of_one_read_in_several_iteration
 
     class ReaderOfLargeEntries(ScriptedReader):
         async def read(self, wait_ms: int | None) -> list[LogEntry]:  # noqa: ARG002
-            return [BatchCommitted((7, index), b"", {b"%d" % index: b""}, 300 << 10, False) for index in range(20)]
+            return [
+                BatchCommitted((7, index), (b"0 1 1\n%d " % index).ljust(300 << 10), resigned=False)
+                for index in range(20)
+            ]
 
     applied = [0]
 
@@ -516,7 +519,7 @@ def test_a_replica_applies_records_of_many_names_before_many_are_pending() -> No
         request.since, request.since_unix_ms, request.deadline = 0.0, 0.0, 1
         batch = Batch({id_: request}, id_ + 1, id_ + 1, 0.0)
         encoded = encode_batch(batch, encode_changes(batch.changes))
-        for _ in replica.append(BatchCommitted((1, id_), *split_batch(encoded), len(encoded), resigned=False)):
+        for _ in replica.append(BatchCommitted((1, id_), encoded, resigned=False)):
             pass
     assert len(applied) > 5
     assert max(applied) <= 50_000
@@ -542,7 +545,7 @@ def test_a_replica_opens_subtrees_in_parts(count: int, monkeypatch: pytest.Monke
     batch = Batch(opened, leader.next_id, leader.next_fence, 0.0)
     encoded = encode_batch(batch, encode_changes(batch.changes))
     replica, parts = LazyReplica(machine), list[int]()
-    for _ in replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False)):
+    for _ in replica.append(BatchCommitted((1, 1), encoded, resigned=False)):
         parts.append(len(machine.manager.table.subtrees))
     assert len(parts) > 10
     assert count > 16 or max(after - before for before, after in pairwise(parts)) == 1
@@ -560,7 +563,7 @@ def parts_of_deletion(leader: LockManager, ids: Iterable[int], *, adopted: Itera
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(replica_module, "MAX_PENDING_IDS", count - 1)
         replica = LazyReplica(machine)
-        for _ in replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False)):
+        for _ in replica.append(BatchCommitted((1, 1), encoded, resigned=False)):
             yield machine.manager.table
     assert not machine.manager.table.specials
 
@@ -599,7 +602,7 @@ async def test_a_new_leader_applies_the_last_records_in_parts() -> None:
     encoded = encode_batch(batch, encode_changes(batch.changes))
     follower = follower_of(ScriptedKeyspace(led_by(OWN)))
     follower._replica.lazy = LazyReplica(machine)
-    [*follower._replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False))]
+    [*follower._replica.append(BatchCommitted((1, 1), encoded, resigned=False))]
     applying = asyncio.create_task(follower._replica.apply())
     locks = [machine.manager.table.locks]
     while not applying.done():
@@ -623,8 +626,8 @@ def test_a_replica_whose_records_are_being_applied_is_complete_when_it_is_needed
         requests[request.id] = request
     batch = Batch(requests, leader.next_id, leader.next_fence, 0.0)
     encoded = encode_batch(batch, encode_changes(batch.changes))
-    next(replica.append(BatchCommitted((1, 1), *split_batch(encoded), len(encoded), resigned=False)))
+    next(replica.append(BatchCommitted((1, 1), encoded, resigned=False)))
     ended = Batch(dict.fromkeys([*requests][:10]), leader.next_id, leader.next_fence, 0.0)
     encoded = encode_batch(ended, encode_changes(ended.changes))
-    replica.append(BatchCommitted((1, 2), *split_batch(encoded), len(encoded), resigned=False))
+    replica.append(BatchCommitted((1, 2), encoded, resigned=False))
     assert len(replica.state_machine().manager.table.held) == 2_990

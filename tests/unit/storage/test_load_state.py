@@ -9,11 +9,12 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from genie.storage.redis import log as log_module
 from genie.storage.redis import replica as replica_module
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import LogIncomplete, LogReader, Position, decode_position
 from genie.storage.redis.primary import Primary
-from genie.storage.redis.records import decode_records, encode
+from genie.storage.redis.records import decode_records, encode, split_batch
 from genie.storage.redis.replica import MAX_PENDING_BYTES, load_state
 from genie.storage.store import Batch, RetainedReply, StoredOrigin
 
@@ -115,13 +116,18 @@ async def test_long_records_of_one_call_are_decoded_in_several_iterations(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that loads a namespace may lead others. A call returns 1,000 records, or 200 entries of the log."""
-    decoded_bytes = [0]
+    decoded_bytes, split_bytes = [0], [0]
+
+    def split(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+        split_bytes[-1] += len(encoded)
+        return split_batch(encoded)
 
     def decode(records: dict[bytes, bytes], *arguments: Any) -> Any:
         decoded_bytes[-1] += sum(map(len, records.values()))
         return decode_records(records, *arguments)
 
     monkeypatch.setattr(replica_module, "decode_records", decode)
+    monkeypatch.setattr(log_module, "split_batch", split)
     state, entries = dict[bytes, bytes](), dict[Position, bytes]()
     if place == "state":
         state = {b"%d" % id_: LONG_RECORD for id_ in range(1, 41)}
@@ -131,6 +137,8 @@ async def test_long_records_of_one_call_are_decoded_in_several_iterations(
     while not loading.done():
         await asyncio.sleep(0)
         decoded_bytes.append(0)
+        split_bytes.append(0)
     assert await loading == ((7, len(entries)), {*range(1, 41)})
     assert sum(decoded_bytes) == 40 * len(LONG_RECORD)
     assert max(decoded_bytes) <= MAX_PENDING_BYTES + len(LONG_RECORD)
+    assert max(split_bytes) <= MAX_PENDING_BYTES + 2 * len(LONG_RECORD)
