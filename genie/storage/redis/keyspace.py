@@ -51,7 +51,10 @@ POSITION_TTL_S = 1.0
 CHUNK = 1000
 """About how many records one call reads or writes. Limited, because Redis serves no other client during a call."""
 CHUNK_BYTES = 1 << 20
-"""About how many bytes of records one call writes. Limited, because this server serves no client while it encodes them."""
+"""About how many bytes of records one call reads or writes. Limited like `CHUNK`, and because this server serves no client
+while it encodes them."""
+FIRST_CHUNK = 16
+"""How many records the first call of a scan reads, while it does not know how large they are."""
 
 _READ = SCRIPTS.joinpath("read.lua").read_bytes()
 _ACQUIRE = SCRIPTS.joinpath("acquire.lua").read_bytes()
@@ -335,14 +338,18 @@ class Keyspace:
         if meta is None:
             return
         state = meta.epoch.state
-        exists = False
+        exists, count = False, FIRST_CHUNK
         # Redis reads the next chunk while the caller decodes one, which takes as long: a load takes a third less
         # (measured).
-        scan: asyncio.Task[tuple[bytes, list[bytes]]] | None = asyncio.create_task(self._scan(state, b"0"))
+        scan: asyncio.Task[tuple[bytes, list[bytes]]] | None = asyncio.create_task(self._scan(state, b"0", count))
         try:
             while scan is not None:
                 cursor, fields = await scan
-                scan = None if cursor == b"0" else asyncio.create_task(self._scan(state, cursor))
+                chunk_bytes = sum(map(len, fields))
+                fitting = CHUNK_BYTES * len(fields) // 2 // chunk_bytes if chunk_bytes else CHUNK
+                # At most twice as many as before: large records may follow a few small ones.
+                count = max(1, min(2 * count, CHUNK, fitting))
+                scan = None if cursor == b"0" else asyncio.create_task(self._scan(state, cursor, count))
                 await asyncio.sleep(0)  # sends the command
                 records = dict(zip(fields[::2], fields[1::2], strict=True))
                 exists |= records.pop(b"0", None) is not None  # every state has this field
@@ -355,9 +362,9 @@ class Keyspace:
             if latest is not None and latest.epoch.state == state:
                 raise RedisFailure(f"Redis has lost {state}, the state of the last checkpoint")
 
-    async def _scan(self, state: str, cursor: bytes) -> tuple[bytes, list[bytes]]:
-        """Return the next cursor of a scan, `0` at its end, and a chunk of the state: alternating fields and values."""
-        next_cursor, fields = await self.primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", CHUNK)
+    async def _scan(self, state: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """Return the next cursor of a scan, `0` at its end, and about `count` records: alternating fields and values."""
+        next_cursor, fields = await self.primary.read([state, self.meta, self.log], "HSCAN", cursor, "COUNT", count)
         return next_cursor, fields
 
     async def restore_snapshot(

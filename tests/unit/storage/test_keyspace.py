@@ -122,3 +122,34 @@ async def test_the_next_chunk_is_read_while_the_caller_decodes_one() -> None:
     assert primary.cursors == [b"0", b"17"]
     await scan.aclose()  # type: ignore[attr-defined]
     assert primary.is_cancelled
+
+
+class ScannedPrimary(SlowPrimary):
+    """A primary whose state has records of these sizes. The second call of a scan returns none of them."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.counts: list[int] = []
+        """How many records each call has asked for."""
+
+    async def read(self, keys: list[str], command: str, cursor: object, *arguments: object) -> object:
+        assert (len(keys), command, arguments[0]) == (3, "HSCAN", "COUNT")
+        self.counts.append(int(str(arguments[1])))
+        if len(self.counts) == 2:
+            return cursor, []
+        first = int(cursor)  # type: ignore[call-overload]
+        end = first + self.counts[-1]
+        ids = range(first, min(end, len(self.sizes)))
+        fields = [part for id_ in ids for part in (b"%d" % id_, bytes(self.sizes[id_]))]
+        return b"%d" % (end if end < len(self.sizes) else 0), fields
+
+
+async def test_the_calls_of_a_scan_read_fewer_records_if_they_are_large() -> None:
+    """1,000 records of 1 MiB would occupy Redis for a long time."""
+    small, large = 200, 1 << 20
+    primary = ScannedPrimary(*[small] * 3_000, *[large] * 1_500, *[small, large] * 20)
+    chunks = [len(records) async for records in Keyspace(primary, "n").scan_records()]  # type: ignore[arg-type]
+    assert sum(chunks) == 3_000 + 1_500 + 40 - 1, "all but the field 0"
+    assert primary.counts[:9] == [16, 32, 64, 128, 256, 512, 1_000, 1_000, 1_000]
+    assert max(primary.counts[9:]) == 2
