@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
-from typing import Protocol
+from typing import Any, Protocol
 
 MAX_PORT = (1 << 16) - 1
 
@@ -89,6 +90,19 @@ def enable_keepalive(sock: SocketLike, *, idle_s: int, interval_s: int = 5, prob
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def local_addresses(host: str, port: int) -> list[tuple[Any, ...]]:
+    """Return what `socket.getaddrinfo` returns for an address to listen on, without duplicates. An empty host stands for
+    all addresses of the machine.
+
+    Raises OSError if the host cannot be resolved, also if it cannot be a host name.
+    """
+    try:
+        infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError:  # for example an empty part, as in `a..b`
+        raise OSError(errno.EINVAL, "not a host name") from None
+    return list(dict.fromkeys(infos))
+
+
 def bind_all(host: str, port: int) -> list[socket.socket]:
     """Return a socket for each address of a host name, bound to the address, for `create_server(sock=...)`.
 
@@ -100,9 +114,9 @@ def bind_all(host: str, port: int) -> list[socket.socket]:
 
     """
     sockets: list[socket.socket] = []
-    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    infos = local_addresses(host, port)
     try:
-        for family, kind, protocol, _, address in dict.fromkeys(infos):
+        for family, kind, protocol, _, address in infos:
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -130,7 +130,7 @@ def read_document(path: str) -> dict[str, Any]:
         raise ConfigurationError([f"{path}: can't be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError:
         raise ConfigurationError([f"{path}: must be text in UTF-8"]) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number with thousands of digits
         raise ConfigurationError([f"{path}: is not TOML: {error}"]) from None
     except RecursionError:
         raise ConfigurationError([f"{path}: is not TOML: its values are nested too deeply"]) from None
@@ -226,6 +226,8 @@ def _convert(param: click.Parameter, value: Any) -> Any:
     if not has_expected_type:
         actual_value = "" if param.name in SECRETS else f", not {_as_toml(value)}"
         raise ValueError(f"must be {expected_text}{actual_value}")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError("must not contain a null character")
     if value in ("", []):
         raise ValueError("must not be empty; leave out the key for the default")
     try:

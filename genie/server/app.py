@@ -29,7 +29,7 @@ from genie.server.auth import Authenticator, revoked
 from genie.server.connection import Connection
 from genie.server.file_watch import FileWatch
 from genie.server.listener import AdmissionControl, TlsListener
-from genie.server.machine import Machine
+from genie.server.machine import BACKLOG, Machine
 from genie.server.namespace import Namespace
 from genie.server.pauses import PauseDetector
 from genie.server.peer import CommandHandler
@@ -48,8 +48,6 @@ TOKEN_SETTINGS = frozenset({"token", "token_file"})
 TLS_FILES = frozenset({"tls_cert", "tls_key", "tls_ca"})
 MAX_CHECKED_CONNECTIONS = 100
 """Number of connections whose watches are compared with new permissions in one iteration of the event loop."""
-BACKLOG = 4096
-"""Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
 
 
 class Server:
@@ -163,7 +161,7 @@ class Server:
     # -- start --------------------------------------------------------------------------------------------
 
     def bind_address(self) -> tuple[str, int]:
-        """Bind the configured address without listening yet, and return its host and port.
+        """Bind the configured address, and return its host and port. Connections wait until `start` accepts them.
 
         Raises OSError if another process uses the address.
         """

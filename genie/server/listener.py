@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import structlog
 
+from genie.net import local_addresses
 from genie.observability.limited_log import log_limited
 from genie.opening_turns import OpeningTurns
 from genie.server.partial_lines import LineOwner, PartialLines
@@ -37,8 +38,7 @@ C = TypeVar("C", bound=LimitedConnection)
 
 def is_exposed(host: str) -> bool:
     """Return whether other machines can reach a host name or address. Raises OSError if the name cannot be resolved."""
-    addresses = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return not all(_is_loopback(str(address[0])) for *_, address in addresses)
+    return not all(_is_loopback(str(address[0])) for *_, address in local_addresses(host, 0))
 
 
 def _is_loopback(address: str) -> bool:

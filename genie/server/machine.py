@@ -10,6 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from genie.net import local_addresses
+
+BACKLOG = 4096
+"""Backlog of the listening socket: thousands of clients connect simultaneously after a failover."""
+
 RECEIVE_BUFFER_BYTES = 16 << 10
 """Size of the kernel's receive buffer of a connection, which Linux doubles. It bounds the bytes of one read, and so the
 bytes that are queued before reading is paused. With the usual buffer of some MiB, thousands of connections could exceed
@@ -31,15 +36,18 @@ class Machine:
     """The machine and the process in which a server runs."""
 
     def bind(self, host: str, port: int) -> socket.socket:
-        """Return a socket that is bound to an address but does not listen yet. Raises OSError if the address is in use."""
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        """Return a socket that listens on an address. Raises OSError if the address is in use.
+
+        Until a socket listens, Linux lets other sockets bind the same address. If another one listens first, uvloop would
+        not report that this one does not.
+        """
+        family, kind, protocol, _, address = local_addresses(host, port)[0]
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)  # every connection inherits it
             sock.bind(address)
+            sock.listen(BACKLOG)
         except OSError:
             sock.close()
             raise
@@ -53,10 +61,9 @@ class Machine:
     def lock_address(self, address: tuple[str, int]) -> socket.socket | None:
         """Lock an address against other servers that are starting, and return the lock. Raises OSError if it is locked.
 
-        A server binds its address, loads the store, and only then listens. Until the first server listens, Linux lets a
-        second server bind the same address, because both set SO_REUSEADDR for quick restarts. The second server would then
-        take leadership from the first. The lock is a Unix socket with an abstract name: the kernel releases the name when
-        the process ends. Returns None on systems other than Linux.
+        A server that stops closes its socket first, and then waits until its last commits are stored. A second server on
+        the same address could start meanwhile. The lock is a Unix socket with an abstract name: the kernel releases the name
+        when the process ends. Returns None on systems other than Linux.
         """
         if sys.platform != "linux":
             return None

@@ -91,6 +91,15 @@ def test_a_second_server_reports_the_first() -> None:
     assert f"cannot listen on the admin port 127.0.0.1:{first.settings['admin_port']}: " in on_its_admin_port.stderr
 
 
+@pytest.mark.parametrize("host", [HOST, EVERYWHERE])
+def test_the_two_ports_of_a_server_must_differ(host: str) -> None:
+    port = free_port()
+    done = genie_cli("serve", host=host, insecure=1, port=port, admin_port=port)
+    assert done.returncode == 1
+    assert f"cannot listen on the admin port 127.0.0.1:{port}: " in done.stderr
+    assert "set GENIE_ADMIN_PORT" in done.stderr
+
+
 def test_a_second_server_reports_the_first_one_that_waits_for_its_store() -> None:
     """The first server listens on both ports already, and rejects commands."""
     with running_redis() as redis:

@@ -800,3 +800,8 @@ async def test_a_call_on_a_closed_connection_fails_at_once(plain: Redis) -> None
     connection.close()
     with pytest.raises(RedisFailure, match="not connected"):
         await connection.call("PING")
+
+
+async def test_a_text_that_cannot_be_a_host_name_is_an_oserror() -> None:
+    with pytest.raises(OSError, match="is not a host name"):
+        await RedisConnection.open(Address("a..b", 6379), Login())

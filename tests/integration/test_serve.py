@@ -86,6 +86,7 @@ def test_sighup_during_the_start_is_a_reload() -> None:
         (["--advertise", "genies://foo:7077"], "--advertise"),
         (["--host", "203.0.113.7"], "203.0.113.7"),
         (["--host", "no.such.host.invalid"], "no.such.host.invalid"),
+        (["--host", "a..b"], "cannot listen on a..b:0: "),
     ],
 )
 def test_an_invalid_setting_is_one_error(arguments: list[str], expected: str) -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from genie.backoff import Backoff
-from genie.net import bind_all, format_host_port, parse_host_port
+from genie.net import bind_all, format_host_port, local_addresses, parse_host_port
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,9 @@ def test_a_backoff_doubles_up_to_its_maximum_and_restarts_after_a_reset():
         assert ceiling / 2 <= backoff.next_delay() <= ceiling
     backoff.reset()
     assert backoff.next_delay() <= 1
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".b"])
+def test_a_text_that_cannot_be_a_host_name_is_an_oserror(host: str) -> None:
+    with pytest.raises(OSError, match="not a host name"):
+        local_addresses(host, 0)

@@ -106,7 +106,10 @@ class RedisConnection(asyncio.Protocol):
             _, connection = await loop.create_unix_connection(cls, address.host)
         else:
             tls = None if login.tls is None else SSLConnection(**login.tls).ssl_context.get()
-            _, connection = await loop.create_connection(cls, address.host, address.port, ssl=tls)
+            try:
+                _, connection = await loop.create_connection(cls, address.host, address.port, ssl=tls)
+            except UnicodeError:  # for example an empty part, as in `a..b`
+                raise OSError(f"{address.host!r} is not a host name") from None
         connection.address = address
         try:
             if login.password is not None:

@@ -122,12 +122,19 @@ def test_the_redis_of_the_preceding_source_is_used(
         ("[redis]\nurl = [1]", "redis.url: must be a string"),
         ("port = x", "is not TOML: Invalid value (at line 1, column 8)"),
         ("port = " + "[" * 100_000, "is not TOML: its values are nested too deeply"),
+        ('host = "a\\u0000b"', "host: must not contain a null character"),
     ],
 )
 def test_an_error_names_the_file_the_key_and_what_is_right(file: str, error: str) -> None:
     result = config("check", file=file)
     assert result.exit_code == 2
     assert result.output == f"genie: genie.toml: {error}\n"
+
+
+def test_a_number_of_thousands_of_digits_is_an_error() -> None:
+    result = config("check", file="port = " + "9" * 5000)
+    assert result.exit_code == 2
+    assert result.output.startswith("genie: genie.toml: is not TOML: ")
 
 
 def test_all_errors_are_reported() -> None:
