@@ -18,7 +18,7 @@ import (
 	genie "github.com/genie-lock/genie/clients/go"
 )
 
-// TestTheReadmeContainsTheseExamples compares the README with this file, so that its code compiles.
+// TestTheReadmeContainsTheseExamples compares the README with this file and the first program, so that its code compiles.
 func TestTheReadmeContainsTheseExamples(t *testing.T) {
 	normalized := func(name string) string {
 		text, err := os.ReadFile(name)
@@ -31,7 +31,7 @@ func TestTheReadmeContainsTheseExamples(t *testing.T) {
 		}
 		return strings.Join(lines, "\n")
 	}
-	code := normalized("example_test.go")
+	code := normalized("example_test.go") + normalized("examples/first/main.go")
 	blocks := strings.Split(normalized("README.md"), "```go\n")[1:]
 	if len(blocks) < 8 {
 		t.Error("the README has", len(blocks), "examples")

@@ -16,7 +16,9 @@ import (
 	mathrand "math/rand"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -92,6 +94,23 @@ func checkNothingIsLeft(t testing.TB, client *genie.Client) {
 		}
 	}
 	t.Fatalf("left: %+v", inspection)
+}
+
+func TestTheFirstProgramPrintsWhatTheReadmeShows(t *testing.T) {
+	server := serve(t)
+	command := exec.Command("go", "run", "./examples/first")
+	command.Env = append(os.Environ(), "GENIE_HOST="+server.Address, "GENIE_PORT=", "GENIE_TOKEN=")
+	output, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatal(err, string(output))
+	}
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(readme), "```text\n"+string(output)+"```\n") {
+		t.Errorf("the README shows another output than %q", output)
+	}
 }
 
 func TestAgainstAServer(t *testing.T) {

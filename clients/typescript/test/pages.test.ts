@@ -1,5 +1,5 @@
 // Executes the TypeScript examples of the recipes: each is compiled as the program of a user of this package, runs beside a
-// server of its own, and must print the `text` block after it. The example of README.md is only compiled.
+// server of its own, and must print the `text` block after it. An example of README.md without output is only compiled.
 import assert from 'node:assert/strict';
 import { execFile, execFileSync } from 'node:child_process';
 import { copyFileSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -37,7 +37,8 @@ function programs(page: string, name: string): Program[] {
 const WITHOUT_TYPESCRIPT = ['index.md', 'fastapi.md'];
 const pages = readdirSync(RECIPES).filter((page) => !WITHOUT_TYPESCRIPT.includes(page));
 const recipes = new Map(pages.map((page) => [page, programs(join(RECIPES, page), page.replace('.md', ''))]));
-const all = [...recipes.values()].flat();
+const readme = programs(join(PACKAGE, 'README.md'), 'readme');
+const all = [...recipes.values(), readme].flat();
 
 /** In the shown lines, `…` stands for any text, and an id or a fence for any. */
 function pattern(output: string): RegExp {
@@ -47,13 +48,11 @@ function pattern(output: string): RegExp {
 
 before(() => {
   rmSync(PROGRAMS, { recursive: true, force: true });
-  const readme = programs(join(PACKAGE, 'README.md'), 'readme');
-  assert.equal(readme.length, 1);
-  for (const { path, text } of [...all, ...readme]) {
+  for (const { path, text } of all) {
     mkdirSync(dirname(path), { recursive: true });
     writeFileSync(path, text);
   }
-  const paths = [...all, ...readme].map(({ path }) => path);
+  const paths = all.map(({ path }) => path);
   // As CommonJS, too, whose programs have no `await` at the top level: the types are those of another entry.
   const types = join(PROGRAMS, 'types.cts');
   copyFileSync(join(PACKAGE, 'test/consumer.cts'), types);
@@ -65,7 +64,8 @@ before(() => {
 test('every recipe has an example, and every example shows its output', () => {
   assert.ok(recipes.size >= 6);
   for (const [page, found] of recipes) assert.ok(found.some(({ output }) => output), page);
-  for (const { title, text, output } of all) assert.ok(output || MODULE.test(text), title);
+  for (const { title, text, output } of [...recipes.values()].flat()) assert.ok(output || MODULE.test(text), title);
+  assert.deepEqual(readme.map(({ output }) => output !== undefined), [true, false]);
 });
 
 for (const { title, path, output } of all.filter((program) => program.output)) {

@@ -6,7 +6,6 @@ import dev.genielock.LockLostException;
 import dev.genielock.LockOptions;
 import dev.genielock.QueueTimeoutException;
 import dev.genielock.RejectedException;
-import dev.genielock.Resources;
 import dev.genielock.UnavailableException;
 import java.sql.Connection;
 import java.sql.SQLException;
@@ -34,13 +33,6 @@ abstract class Recipes {
     abstract int partnerOf(int account, long fence);
 
     abstract void report();
-
-    void first() throws InterruptedException {
-        try (var client = GenieClient.builder().addresses("127.0.0.1:7077").connect();
-                Lock lock = client.lock("accounts/2", Resources.shared("rates"))) {
-            transfer(2, 13, lock.fence());
-        }
-    }
 
     void limited() throws InterruptedException {
         try (Lock lock = client.lock(LockOptions.of().queueTimeout(Duration.ofSeconds(2)), "accounts/2")) {
