@@ -396,8 +396,17 @@ func (c *Client) callByID(ctx context.Context, name string, f *fields) error {
 	if l != nil && l.checkExpiry() != nil {
 		l = nil
 	}
+	var query *call
+	if name == "release" && l == nil && c.conn != nil && c.hasRequests() { // it may be a waiting request of this client
+		query = c.sendBackground("inspect", &fields{ID: f.ID, Only: "queue"}, nil)
+	}
 	c.mu.Unlock()
-	answer, err := c.do(ctx, name, f, l, c.config.ResponseTimeout)
+	r := c.newCall(name, f, l)
+	r.query = query
+	if err := c.submit(ctx, r); err != nil {
+		return err
+	}
+	answer, err := c.wait(ctx, r, c.config.ResponseTimeout)
 	if err == nil && answer != nil && answer.Reason != "" {
 		err = &LostError{ID: f.ID, Reason: answer.Reason}
 	}

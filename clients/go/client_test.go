@@ -942,6 +942,59 @@ func TestReleaseAndExtendOfTheClientsOwnLockByID(t *testing.T) {
 	}
 }
 
+func TestAReleaseByIDThatCrossesTheGrantEndsTheLock(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	acquired := acquire(client, "a")
+	request := p.expect("request")
+	released := start(func() (bool, error) { return true, client.ReleaseID(background, 17) })
+	inspect, release := p.expect("inspect"), p.expect("release")
+	p.send(
+		locked1(17, request.text("ref")),
+		fmt.Sprintf(`{"command":"inspected","payload":{"holders":[],"holdersTotal":1,"queue":[],"queueTotal":0,"ref":%q}}`, inspect.text("ref")),
+		released1(17, "success", release.text("ref")),
+	)
+	lock, err := acquired()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := released(); err != nil {
+		t.Fatal(err)
+	}
+	expectLost(t, lock, reasonSuccess)
+}
+
+// The server sends no notification to a client that releases its own waiting request by id.
+func TestAReleaseByIDOfAWaitingRequestRepeatsTheRequests(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	acquired := acquire(client, "a", QueueTimeout(NoTimeout))
+	request := p.expect("request")
+	for _, answer := range []string{ // the second release is of a request that may wait, the first one is not
+		`{"command":"inspected","payload":{"holders":[],"holdersTotal":1,"queue":[],"queueTotal":0,"ref":%q}}`,
+		`{"command":"error","payload":{"code":"unauthorized","message":"no","ref":%q}}`,
+		`{"command":"inspected","payload":{"holders":[],"holdersTotal":0,"queue":[],"queueTotal":1,"ref":%q}}`,
+	} {
+		released := start(func() (bool, error) { return true, client.ReleaseID(background, 17) })
+		inspect, release := p.expect("inspect"), p.expect("release")
+		if inspect.text("id") != "17" || inspect.text("only") != "queue" {
+			t.Fatal(inspect)
+		}
+		p.send(fmt.Sprintf(answer, inspect.text("ref")), released1(17, "success", release.text("ref")))
+		if _, err := released(); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(answer, `"holdersTotal":1`) {
+			if again := p.expect("request"); again.text("ref") != request.text("ref") {
+				t.Fatal(again)
+			}
+		}
+	}
+	p.send(released1(17, "success", request.text("ref")))
+	var ended *EndedError
+	if _, err := acquired(); !errors.As(err, &ended) || ended.Reason != reasonSuccess {
+		t.Fatal(err)
+	}
+}
+
 func TestTraceparent(t *testing.T) {
 	type span struct{}
 	_, p, client := connected(t, Config{Defaults: []Option{Traceparent(func(ctx context.Context) string {

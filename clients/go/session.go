@@ -47,6 +47,7 @@ type call struct {
 	retries    int       // after the error `unavailable`
 	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
 	isUnknown  bool      // a release of a lock that this client has not requested
+	query      *call     // of a release by id: the inspect that was sent before it; nil: there is none
 	done       chan struct{}
 	answer     *payload
 	err        error
@@ -179,6 +180,12 @@ func (c *Client) write(r *call) {
 		r.lock.lastExtend = r
 		r.lock.shorten(r)
 	}
+	c.enqueue(r)
+}
+
+// enqueue writes the line of a call on the connection, now or soon.
+func (c *Client) enqueue(r *call) {
+	conn := c.conn
 	if len(c.calls) == 1 && len(conn.output) == 0 && len(r.line) <= maxInline {
 		// This saves a switch of goroutines. It cannot block: the server has answered, so it has read, all earlier commands.
 		_ = conn.send(r.line)
@@ -222,6 +229,16 @@ func (c *Client) abandonRequests(err error) {
 			c.abandon(r, err)
 		}
 	}
+}
+
+// hasRequests returns whether any request waits.
+func (c *Client) hasRequests() bool {
+	for _, r := range c.calls {
+		if r.name == "request" {
+			return true
+		}
+	}
+	return false
 }
 
 // shut ends all locks, calls and watches, because the client is closed.
@@ -374,10 +391,29 @@ func (c *Client) onReleased(r *call, p *payload) {
 	case r != nil && (r.name == "release" || r.name == "extend"):
 		r.answer = p
 		c.finish(r, nil)
-		delete(c.locks, p.ID) // a lock that is detached
+		if l != nil { // it is detached, or was granted after the call by its id was sent
+			l.onEnded(nil, p.Reason)
+		} else if r.name == "release" && r.fields.ID != 0 && !r.isUnknown && !r.isNotQueued() {
+			c.repeatRequests()
+		}
 	case l != nil:
 		l.onEnded(nil, p.Reason)
 	} // otherwise it is repeated
+}
+
+// isNotQueued returns whether the request that a call has released did certainly not wait.
+func (r *call) isNotQueued() bool {
+	return r.query != nil && r.query.answer != nil && r.query.answer.QueueTotal == 0
+}
+
+// repeatRequests sends the waiting requests again. This client does not know their ids, and the server does not notify a client of
+// the end of a request that the client itself has released. The answer to the repetition is the end.
+func (c *Client) repeatRequests() {
+	for _, r := range c.calls {
+		if c.conn != nil && r.name == "request" && !r.sentAt.IsZero() {
+			c.enqueue(r) // without a new sentAt: the request may have been granted before
+		}
+	}
 }
 
 // onAnswer handles any other answer to a command.

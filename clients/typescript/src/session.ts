@@ -600,7 +600,9 @@ export class Session implements ConnectionHandler {
   }
 
   #onAnswer(command: Command, payload: object): void {
-    const { request, watch } = command;
+    const { watch } = command;
+    // A release by id may cross the grant of this client's own request: the server notifies it of the grant only.
+    const request = command.request ?? ('reason' in payload ? this.#find((payload as Released).id) : undefined);
     this.#end(command);
     this.#renewLease(command.sentAt);
     watch?.onSnapshot(payload as Watching);

@@ -255,6 +255,23 @@ test('a release by id repeats the waiting requests only if a waiting request was
   assert.equal(lock.held, true);
 });
 
+test('a release by id that crosses the grant of the own request ends its lock', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a');
+  const request = await connection.expect('request');
+  const released = client.release(1);
+  const { ref: inspectRef } = await connection.expect('inspect');
+  const { ref } = await connection.expect('release');
+  connection.send('locked', { id: 1, fence: 101, ref: request.ref });
+  const lock = await acquired;
+  connection.send('inspected', { holders: [], holdersTotal: 1, queue: [], queueTotal: 0, ref: inspectRef });
+  connection.send('released', { id: 1, reason: 'success', ref });
+  assert.equal(await released, 'success');
+  assert.equal(lock.held, false);
+  assert.equal(lock.error!.code, 'released');
+});
+
 test('extend and release by id do not look through all requests', async (context) => {
   await using fake = await connected();
   const { client, connection } = fake;

@@ -36,6 +36,10 @@ final class Call extends Waited<Wire.Message> {
     long grantedId;
     /** A release of a lock that this client has not requested. */
     boolean isUnknown;
+    /** Of a release by id: the inspect that was sent before it; null: there is none. */
+    Call query;
+    /** Of an inspect that was answered: how many requests wait. */
+    long queueTotal = -1;
 
     Call(long number, String name, String ref, Map<String, Object> fields, Lock lock) {
         this.number = number;
@@ -52,6 +56,9 @@ final class Call extends Waited<Wire.Message> {
 
     /** Returns whether it changes a lock of this client. */
     boolean isExtend() { return name.equals("extend") && lock != null; }
+
+    /** Returns whether the request that a release by id has released may have waited. */
+    boolean mayBeQueued() { return query == null || query.queueTotal != 0; }
 
     double queueTimeoutMs() { return (double) fields.get("queueTimeout"); }
 

@@ -182,8 +182,17 @@ final class Session {
         long end = System.nanoTime() + limit;
         Call call = newCall(name, fields, lock);
         call.isForeground = true;
+        if (call.isRelease() && lock == null) call.query = inspectQueue(fields.get("id"));
         submit(call, end);
         return await(call, end);
+    }
+
+    /** Sends an inspect if the request with this id may be a waiting one of this client. Returns the call, or null. */
+    private Call inspectQueue(Object id) {
+        try (var held = mutex.hold()) {
+            boolean mayBeOwn = connection != null && calls.values().stream().anyMatch(Call::isRequest);
+            return mayBeOwn ? sendBackground("inspect", null, "id", id, "only", "queue") : null;
+        }
     }
 
     /** Sends a command. While too many bytes are unsent, it waits, at most until a time of {@link System#nanoTime}. */
@@ -514,10 +523,24 @@ final class Session {
             call.lock.onEnded(call, message.text("reason"));
         } else if (call != null && (call.isRelease() || call.name.equals("extend"))) {
             finish(call, message, null);
-            locks.remove(message.id()); // a lock that is detached
+            if (lock != null) { // it is detached, or was granted after the call by its id was sent
+                lock.onEnded(null, message.text("reason"));
+            } else if (call.isRelease() && call.fields.containsKey("id") && !call.isUnknown && call.mayBeQueued()) {
+                repeatRequests();
+            }
         } else if (lock != null) {
             lock.onEnded(null, message.text("reason"));
         } // otherwise it is repeated
+    }
+
+    /**
+     * Sends the waiting requests again. This client does not know their ids, and the server does not notify a client of the end of a
+     * request that the client itself has released. The answer to the repetition is the end.
+     */
+    private void repeatRequests() {
+        for (Call call : openCalls()) { // without a new sentAt: the request may have been granted before
+            if (connection != null && call.isRequest() && call.sentAt != Call.UNSENT) connection.send(call, false);
+        }
     }
 
     /** Handles any other answer to a command. */
@@ -527,6 +550,7 @@ final class Session {
         } else if (call.isExtend()) {
             call.lock.onExtended(call);
         } else {
+            call.queueTotal = message.integer("queueTotal");
             finish(call, message, null);
             if (call.watch != null) call.watch.onSnapshot(call, message);
         }

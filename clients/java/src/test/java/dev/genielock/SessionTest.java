@@ -361,6 +361,54 @@ class SessionTest {
         }
     }
 
+    private CompletableFuture<Boolean> released(long id) {
+        return CompletableFuture.supplyAsync(() -> {
+            try {
+                client.release(id);
+                return true;
+            } catch (InterruptedException e) {
+                throw new IllegalStateException(e);
+            }
+        }, task -> new Thread(task).start());
+    }
+
+    @Test
+    void aReleaseByIdThatCrossesTheGrantEndsTheLock() throws Exception {
+        var acquired = client.lockAsync("a");
+        var request = peer.expect("request");
+        var released = released(7);
+        var inspect = peer.expect("inspect");
+        var release = peer.expect("release");
+        peer.answer("locked", "id", 7L, "fence", 8L, "ref", request.get("ref"));
+        peer.answer("inspected", "holders", List.of(), "holdersTotal", 1, "queue", List.of(), "queueTotal", 0, "ref", inspect.get("ref"));
+        peer.answer("released", "id", 7L, "reason", "success", "ref", release.get("ref"));
+        get(released);
+        assertThrows(LockLostException.class, get(acquired)::ensureHeld);
+    }
+
+    /** The server sends no notification to a client that releases its own waiting request by id. */
+    @Test
+    void aReleaseByIdOfAWaitingRequestRepeatsTheRequests() throws Exception {
+        var acquired = client.lockAsync(LockOptions.of().queueTimeout(LockOptions.NO_TIMEOUT), "a");
+        var request = peer.expect("request");
+        for (int queueTotal : new int[] {0, -1, 1}) { // -1: an error
+            var released = released(7);
+            var inspect = peer.expect("inspect");
+            assertEquals(List.of(7L, "queue"), List.of(inspect.get("id"), inspect.get("only")));
+            var release = peer.expect("release");
+            if (queueTotal < 0) {
+                peer.answer("error", "code", "unauthorized", "message", "no", "ref", inspect.get("ref"));
+            } else {
+                peer.answer("inspected", "queueTotal", queueTotal, "ref", inspect.get("ref"));
+            }
+            peer.answer("released", "id", 7L, "reason", "success", "ref", release.get("ref"));
+            get(released);
+            if (queueTotal != 0) assertEquals(request, peer.expect("request"));
+        }
+        peer.answer("released", "id", 7L, "reason", "success", "ref", request.get("ref"));
+        assertInstanceOf(RequestEndedException.class, failure(acquired));
+    }
+
     @Test
     void aFutureThatTimesOutCancelsItsRequest() throws Exception {
         var future = client.lockAsync("a");
