@@ -55,7 +55,8 @@ func (l *Lock) ExpiresAt() time.Time {
 }
 
 // Err returns nil while the lock is held, ErrReleased after Release, ErrDetached after Detach, and otherwise a *LostError. It
-// reads the clock: it is correct even if the program was suspended.
+// reads the clock: it is correct even if the program was suspended. On Linux that clock stands still while the whole machine is
+// suspended: only Fence protects the data then.
 func (l *Lock) Err() error {
 	l.client.mu.Lock()
 	defer l.client.mu.Unlock()

@@ -5,14 +5,13 @@ return.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
-from genie.client import inspection, watches
+from genie.client import clock, inspection, watches
 from genie.client.aio_connection import AsyncConnection
 from genie.client.commands import (
     Extend,
@@ -69,7 +68,7 @@ class Lock(LockInfo):
         on this client's clock. The clock is read on each access, so `held` is also correct while the client is
         disconnected, and after the program was suspended. False in a forked process, in which the client cannot be used.
         """
-        return self._request.is_held(time.monotonic()) and not self._connection.forked
+        return self._request.is_held(clock.now()) and not self._connection.forked
 
     @property
     def lost(self) -> asyncio.Event:

@@ -7,13 +7,13 @@ import contextlib
 import math
 import os
 import socket
-import time
 import weakref
 from asyncio import _get_running_loop  # returns None if no event loop runs
 from collections.abc import Coroutine, Sequence
 from ssl import SSLContext
 from typing import Any, Final, Protocol, cast
 
+from genie.client import clock
 from genie.client.attempts import Endpoint, Resolver, Round
 from genie.client.commands import BYE_TIMEOUT_S, Bye, Call, Outcome, Release, Request, RequestState
 from genie.client.config import (
@@ -186,7 +186,7 @@ class AsyncConnection:
             return  # data of an earlier connection
         handshake = self.session.handshake
         was_up = handshake.phase is UP
-        outcomes = self.session.receive_data(data, time.monotonic())
+        outcomes = self.session.receive_data(data, clock.now())
         self._deliver(outcomes)
         if handshake.close_reason:
             self._abandon_transport(handler, handshake.close_reason)
@@ -194,7 +194,7 @@ class AsyncConnection:
             if outcomes:  # without an outcome, the data may be the first part of the error `unavailable`
                 self._servers.on_success()
         elif handshake.phase is UP:  # the received data has completed the handshake
-            self._connected_at = time.monotonic()
+            self._connected_at = clock.now()
             handler.handshake_done.set()
         self.flush()
 
@@ -207,7 +207,7 @@ class AsyncConnection:
             return  # an earlier connection
         self._handler = None
         if self.session.up:
-            reason = self._servers.on_disconnect(handler.address, reason, time.monotonic() - self._connected_at)
+            reason = self._servers.on_disconnect(handler.address, reason, clock.now() - self._connected_at)
             if not self._closed and (self._reconnect_task is None or self._reconnect_task.done()):
                 self._reconnect_task = self._loop.create_task(self._reconnect())
         else:
@@ -339,7 +339,7 @@ class AsyncConnection:
             handler.handshake_done.set()
             return
         self._handler = handler
-        self.session.on_connected(time.monotonic())
+        self.session.on_connected(clock.now())
         self.flush()
 
     def _abandon_transport(self, handler: TransportHandler, reason: str) -> None:
@@ -361,7 +361,7 @@ class AsyncConnection:
             await asyncio.sleep(self._servers.next_round_delay_s)
             if await self._try_all_servers():
                 return
-            self._deliver(self.session.fail_callers(time.monotonic()))
+            self._deliver(self.session.fail_callers(clock.now()))
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
         """Complete the future of each call. The outcome of a request that was granted before is the loss of its lock."""
@@ -393,12 +393,12 @@ class AsyncConnection:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = next_timer  # uvloop's `self._timer.when()` is wrong for a time in the past
-        self._timer = self._loop.call_later(next_timer - time.monotonic(), self._on_timer)
+        self._timer = self._loop.call_later(next_timer - clock.now(), self._on_timer)
 
     def _on_timer(self) -> None:
         """Run the session's timers, close the connection if the session demands it, and send the resulting commands."""
         self._timer, self._timer_at = None, math.inf
-        self._deliver(self.session.on_timer(time.monotonic()))
+        self._deliver(self.session.on_timer(clock.now()))
         if self.session.handshake.close_reason and self._handler is not None:
             self._abandon_transport(self._handler, self.session.handshake.close_reason)
         self.flush()
@@ -455,7 +455,7 @@ class AsyncConnection:
         self._closed = True  # from here on, no lock is requested
         try:
             unbound = [request for request in self.session.requests.held() if not request.bound_to_session]
-            self._deliver(self.session.begin_close(time.monotonic()))
+            self._deliver(self.session.begin_close(clock.now()))
             self.flush_soon()
             hint = "release or detach locks before `close`, or call close(release=True)"
             if release and unbound:
@@ -481,7 +481,7 @@ class AsyncConnection:
         self._closed = True
         if handler is None or not self.session.up:
             return
-        self.session.send(Bye(), time.monotonic())
+        self.session.send(Bye(), clock.now())
         self.flush()
         self._handler = None  # ignore what the server still sends
         with contextlib.suppress(TimeoutError):
@@ -501,7 +501,7 @@ class AsyncConnection:
 
     def send(self, call: Call, future: CallFuture) -> None:
         """Send a call, now or on the next connection. Its outcome, or Unavailable after a time, completes `future`."""
-        now = time.monotonic()
+        now = clock.now()
         call.future = future
         if isinstance(call, Request):
             self.session.requests.send(call, now)
@@ -512,7 +512,7 @@ class AsyncConnection:
 
     def abandon(self, call: Call) -> None:
         """Drop the outcome of a call whose caller no longer waits. A request is also released."""
-        self.session.abandon(call, time.monotonic())
+        self.session.abandon(call, clock.now())
         self.flush_soon()
 
     def fail_request(self, request: Request, error: Exception) -> None:
@@ -529,7 +529,7 @@ class AsyncConnection:
         cancellation of this task.
         """
         future = release.future = self._loop.create_future()
-        self.session.calls.limit_wait(release, time.monotonic())
+        self.session.calls.limit_wait(release, clock.now())
         self._flush_now_if_idle()
         self._waiting_tasks += 1
         try:
@@ -548,7 +548,7 @@ class AsyncConnection:
         """
         if self._closed:
             return ConnectionLost("the client was closed")
-        now = time.monotonic()
+        now = clock.now()
         release = self.session.requests.release(request, now)
         if release is None:  # the lock has ended, is detached, or is being released
             return None
@@ -584,7 +584,7 @@ class AsyncConnection:
 
     async def _release_and_wait(self, requests: Sequence[Request]) -> GenieError | None:
         """Release locks together, and wait for all replies. Returns the first error, or None."""
-        now = time.monotonic()
+        now = clock.now()
         releases: list[Release] = []
         futures: list[asyncio.Future[str]] = []
         for request in requests:
@@ -624,18 +624,18 @@ class AsyncConnection:
         Returns the call of the release, or None if the lock has ended or is being released already.
         """
         self.check_open()
-        release = self.session.requests.release(request, time.monotonic())
+        release = self.session.requests.release(request, clock.now())
         self.flush_soon()
         return release
 
     def begin_release(self, request: Request) -> Release | None:
         """Return the release of a lock, or None if the lock has ended. The caller must send it with `wait_for_release`."""
         self.check_open()
-        return self.session.requests.release(request, time.monotonic())
+        return self.session.requests.release(request, clock.now())
 
     def detach(self, request: Request) -> None:
         """Stop managing a held lock, which stays held at the server. Raises the errors of `Lock.detach`."""
-        self.session.requests.detach(request, time.monotonic())
+        self.session.requests.detach(request, clock.now())
 
     def find_held_lock(self, id: int) -> Request | None:
         """Return the request of the lock with this id if this client holds the lock, else None."""
@@ -644,7 +644,7 @@ class AsyncConnection:
     async def release(self, release: Release) -> str:
         """Send a release by id, now or on the next connection, and wait for the reply as `wait_for_release` does."""
         self.check_open()
-        self.session.send(release, time.monotonic())
+        self.session.send(release, clock.now())
         return await self.wait_for_release(release)
 
     def after_fork(self) -> None:
@@ -685,7 +685,7 @@ class AsyncConnection:
     def start_watch(self, watch: Watch) -> None:
         """Subscribe a watch before its first change is awaited."""
         self.check_open()
-        self.session.watches.request_next(watch, time.monotonic())
+        self.session.watches.request_next(watch, clock.now())
         self.flush_soon()
 
     async def wait_for_change(self, watch: Watch) -> None:
@@ -713,12 +713,12 @@ class AsyncConnection:
             future.set_result(None)
             return
         watch.future = future
-        self.session.watches.request_next(watch, time.monotonic())
+        self.session.watches.request_next(watch, clock.now())
         self.flush_soon()
 
     def unwatch(self, watch: Watch) -> None:
         """End a watch, and wake a consumer that waits for its next change."""
-        self._deliver(self.session.unwatch(watch, time.monotonic()))
+        self._deliver(self.session.unwatch(watch, clock.now()))
         if not self._closed:
             self.flush_soon()
 

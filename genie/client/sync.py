@@ -11,7 +11,7 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack, cast
 
-from genie.client import inspection, watches
+from genie.client import clock, inspection, watches
 from genie.client.commands import (
     Extend,
     Inspect,
@@ -58,7 +58,7 @@ class Lock(LockInfo):
     @property
     def held(self) -> bool:
         """True if the lock is held now, as `genie.Lock.held`. False in a forked process."""
-        return self._request.is_held(time.monotonic()) and not self._connection.forked
+        return self._request.is_held(clock.now()) and not self._connection.forked
 
     @property
     def lost(self) -> LostEvent:

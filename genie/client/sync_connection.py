@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum, auto
 from typing import Any, TypeVar
 
+from genie.client import clock
 from genie.client.aio_connection import FORKED, AsyncConnection
 from genie.client.commands import Call, Release, Request, RequestState
 from genie.client.config import Address, ClientOptions
@@ -484,7 +485,7 @@ class SyncConnection:
             handover.set_result("")
         else:
             release.future = handover
-            self.aio.session.calls.limit_wait(release, time.monotonic())
+            self.aio.session.calls.limit_wait(release, clock.now())
 
 
 def _execute(function: Callable[..., None], arguments: Sequence[object], completion: Handover[None]) -> None:

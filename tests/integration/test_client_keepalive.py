@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from genie import Client, ConnectionLost, connect, sync
+from genie.client import clock
 from support.network.clocks import shorten_keepalive
 from support.network.fake_server import fake_server
 from support.processes.servers import WAIT_S, Genie, Redis, running_server
@@ -119,7 +119,7 @@ async def test_threads_a_silent_server_is_pinged_and_then_left() -> None:
         line = await first.accept()
         await line.expect("request")
         aio = client._connection.aio
-        client._connection._execute_and_wait(lambda: (shorten_keepalive(aio.session, time.monotonic()), aio.flush()))
+        client._connection._execute_and_wait(lambda: (shorten_keepalive(aio.session, clock.now()), aio.flush()))
         await line.expect("ping")
         assert await line.rest() == [], "nothing more is said, and the connection ends"
         await (await second.accept()).grant()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from genie import Client, ConnectionLost, Deadlock, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
+from genie.client import clock
 from genie.client.note import default_note
 from support.network.fake_server import fake_server, released
 from support.processes.servers import WAIT_S, Genie
@@ -159,7 +159,7 @@ class TestHeld:
 
     async def test_expires_on_the_clients_clock_before_any_message(self, client):
         lock = await client.acquire("options/clock", transaction_timeout=3600)
-        lock._request.expires_at = time.monotonic()
+        lock._request.expires_at = clock.now()
         assert not lock.held
         assert not lock.lost.is_set()
         await client.release(lock.id)

@@ -14,6 +14,7 @@ from contextlib import suppress
 import pytest
 
 from genie import ConnectionLost, Deadlock, LockLost, QueueTimeout, RequestRejected, TransactionTimeout, sync
+from genie.client import clock
 from genie.client.commands import make_request
 from genie.client.sync import Lock
 from genie.client.sync_connection import SyncConnection
@@ -145,7 +146,7 @@ def test_a_watchdog_extends_the_lock_while_the_block_runs(client):
         first = request.expires_at
         assert first - request.renew_at == pytest.approx(20), "when a third of it has passed"
         link._execute_and_wait(
-            lambda: (link.aio.session.requests.live.renew_all(time.monotonic()), link.aio.flush())
+            lambda: (link.aio.session.requests.live.renew_all(clock.now()), link.aio.flush())
         )  # that is now
         while request.expires_at == first:
             assert not lock.lost.is_set()

@@ -23,7 +23,10 @@ export class Lock implements AsyncDisposable {
     this.#request = request;
   }
 
-  /** Whether the lock is held, by the clock of this client. */
+  /**
+   * Whether the lock is held, by the clock of this client. On Linux that clock stands still while the whole machine is
+   * suspended: only `fence` protects the data then.
+   */
   get held(): boolean {
     return this.#session.isHeld(this.#request);
   }

@@ -33,6 +33,7 @@ from weakref import WeakSet
 
 import structlog
 
+from genie.client import clock
 from genie.client.process import Process, use_process
 
 T = TypeVar("T")
@@ -325,6 +326,7 @@ def deterministic(
     log_config, random_state, gc_was_enabled = structlog.get_config(), random.getstate(), gc.isenabled()
     with (
         patch.multiple(time, time=wall_clock, time_ns=lambda: round(wall_clock() * 1e9), monotonic=loop.time),
+        patch.object(clock, "now", loop.time),
         patch.object(os, "urandom", random_bytes),  # for `uuid.uuid4`
         patch.object(random, "_urandom", random_bytes),  # for `random.SystemRandom`, and so for most of `secrets`
         patch.object(secrets, "token_bytes", random_bytes),

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from genie.client import clock
 from genie.client.keepalive import PING_INTERVAL_S, PING_TIMEOUT_STEP_S
 from genie.client.session import ClientSession
 from support.processes.servers import WAIT_S
@@ -21,6 +22,13 @@ def skip(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Advance the monotonic clock of clients and of asyncio event loops."""
     monotonic = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
+    suspend(monkeypatch, seconds)
+
+
+def suspend(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Advance the clock of clients alone, as if the machine had been suspended: the timers of event loops do not advance."""
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda: now() + seconds)
 
 
 def shorten_keepalive(session: ClientSession, now: float) -> None:
