@@ -96,10 +96,11 @@ class TransportHandler(asyncio.Protocol):
         """Return the bytes that the server sent before it reset the connection.
 
         After a failed write, a transport does not read them. They may be the error that says why the connection has ended.
+        With TLS they are lost: asyncio and uvloop close the socket before they report the end of the connection.
         """
         transport = cast("asyncio.Transport", self.transport)
         rest = b""
-        if transport.get_extra_info("sslcontext") is None:  # otherwise the bytes are encrypted
+        if transport.get_extra_info("sslcontext") is None:
             with contextlib.suppress(OSError):
                 sock = transport.get_extra_info("socket")
                 with socket.fromfd(sock.fileno(), sock.family, sock.type) as copy:
