@@ -1,4 +1,4 @@
-"""`make test` starts with an announcement of its duration and of what it installs."""
+"""The targets of the Makefile that prepare a machine: the announcement of `make test`, and what is installed."""
 
 from __future__ import annotations
 
@@ -44,6 +44,22 @@ def test_it_is_printed_before_anything_is_installed(tmp_path: Path) -> None:
     lines = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     assert "make test takes about" in lines[0]
     assert any("-m pytest -n 6" in line for line in lines)
+
+
+PYTHON_WITHOUT_ENSUREPIP = """#!/bin/sh
+[ "$1" = -c ] && exit
+mkdir -p "$3/bin" && touch "$3/bin/python"
+exit 1
+"""
+
+
+def test_an_environment_without_pip_is_removed(tmp_path: Path) -> None:
+    python, venv = tmp_path / "python3", tmp_path / "venv"
+    python.write_text(PYTHON_WITHOUT_ENSUREPIP)
+    python.chmod(0o755)
+    command = [str(MAKE), f"VENV={venv}", f"PYTHON={python}", f"{venv}/.installed"]
+    assert subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode
+    assert not venv.exists()
 
 
 DOCKER = """#!/bin/sh
