@@ -403,7 +403,7 @@ func (c *Client) callByID(ctx context.Context, name string, f *fields) error {
 	c.mu.Unlock()
 	r := c.newCall(name, f, l)
 	r.query = query
-	if err := c.submit(ctx, r); err != nil {
+	if err := c.submit(ctx, r, c.config.ResponseTimeout); err != nil {
 		return err
 	}
 	answer, err := c.wait(ctx, r, c.config.ResponseTimeout)

@@ -1457,6 +1457,42 @@ func TestBackPressure(t *testing.T) {
 	p.Close()
 }
 
+func TestCallsEndInTimeAlthoughTheServerReadsNothing(t *testing.T) {
+	_, p, client := connected(t, Config{ResponseTimeout: 100 * time.Millisecond})
+	resources := make([]string, 1000)
+	for i := range resources {
+		resources[i] = fmt.Sprintf("exclusive:%d%s", i, strings.Repeat("x", 200))
+	}
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for { // otherwise the keepalive would end the connection
+			if _, err := p.Write([]byte(`{"command":"news","payload":{}}` + "\n")); err != nil {
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}()
+	const calls = 200 // 42 MB
+	results := make(chan error, calls)
+	for i := 0; i < calls; i++ {
+		go func() {
+			_, err := client.TryAcquire(background, resources)
+			results <- err
+		}()
+	}
+	for i := 0; i < calls; i++ {
+		select {
+		case err := <-results:
+			expectError(t, err, ErrUnavailable)
+		case <-time.After(limit):
+			t.Fatal("a call waits for ever")
+		}
+	}
+	p.Close()
+	<-stopped
+}
+
 func TestConcurrentCallsAreWrittenTogether(t *testing.T) {
 	_, p, client := connected(t, Config{})
 	blocked := acquire(client, "first")

@@ -91,24 +91,33 @@ func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeou
 	if err := f.check(r.line); err != nil {
 		return nil, err
 	}
-	if err := c.submit(ctx, r); err != nil {
+	if err := c.submit(ctx, r, timeout); err != nil {
 		return nil, err
 	}
 	return c.wait(ctx, r, timeout)
 }
 
-// submit sends a command. It waits while too many bytes are unsent.
-func (c *Client) submit(ctx context.Context, r *call) error {
+// submit sends a command. While too many bytes are unsent, it waits, at most for a timeout.
+func (c *Client) submit(ctx context.Context, r *call, timeout time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	var timedOut <-chan time.Time
 	for c.closed == nil && ctx.Err() == nil && c.conn != nil && len(c.conn.output) > maxUnsent {
-		taken := c.conn.outputTaken
+		if timedOut == nil {
+			timedOut = time.After(timeout)
+		}
+		taken, isLate := c.conn.outputTaken, false
 		c.mu.Unlock()
 		select {
 		case <-taken:
 		case <-ctx.Done():
+		case <-timedOut:
+			isLate = true
 		}
 		c.mu.Lock()
+		if isLate {
+			return fmt.Errorf("%w: %w", ErrUnavailable, c.lastFailure)
+		}
 	}
 	if c.closed != nil {
 		return c.closed
