@@ -282,7 +282,7 @@ class Connection(Peer, asyncio.Protocol):
             return
         self.write_blocked = True
         self._update_reading()
-        self._admission.unread_output.add(self, self.unread_bytes)
+        self._admission.unread_output.add(self, self.blocked_bytes)
 
     def resume_writing(self) -> None:
         """Resume reading and executing commands, because the client has read enough messages."""
@@ -355,6 +355,11 @@ class Connection(Peer, asyncio.Protocol):
             return 0
         encrypted_bytes = 0 if self._encrypted_output is None else self._encrypted_output.unread_bytes
         return self._transport.get_write_buffer_size() + encrypted_bytes
+
+    @property
+    def blocked_bytes(self) -> int:
+        """Bytes of output that the client has not read, and of queued commands, the next of which may wait for the client."""
+        return self.unread_bytes + self.queued_bytes
 
     # -- flow control -------------------------------------------------------------------------------------
 

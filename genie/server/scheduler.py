@@ -106,7 +106,8 @@ class CommandScheduler:
         self._has_unserved_light = False
         """True if the last batch ended before it had served all light connections."""
         self._parked: dict[Peer, None] = {}
-        """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`."""
+        """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`: they
+        count as unread output (`Connection.blocked_bytes`)."""
         self._paused: dict[Peer, None] = {}
         """Connections from which reading is paused because of `max_bytes`, in the order in which they were paused."""
         self._resumption: asyncio.Handle | None = None

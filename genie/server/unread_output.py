@@ -1,4 +1,7 @@
-"""Limits for what clients do not read: the total bytes over all connections, and the time without any progress."""
+"""Limits for what clients do not read: the total bytes over all connections, and the time without any progress.
+
+The commands that a connection has queued count, too. They may wait until the client reads its output.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ class SlowConsumer(Protocol):
     """The part of a connection that `UnreadOutput` uses."""
 
     @property
-    def unread_bytes(self) -> int:
-        """Bytes that the client has not read."""
+    def blocked_bytes(self) -> int:
+        """Bytes of output that the client has not read, and of queued commands."""
 
     def abort_slow_consumer(self, reason: str) -> None:
         """Log the reason and close the connection at once, without sending its unread bytes."""
@@ -53,7 +56,7 @@ class UnreadOutput:
         return len(self._last_read_at)
 
     def add(self, connection: SlowConsumer, size: int) -> None:
-        """Count `size` more unread bytes of a write-blocked connection: at the first call all of its unread output.
+        """Count `size` more bytes of a write-blocked connection: at the first call all of its `blocked_bytes`.
 
         Closes connections if the limit is exceeded.
         """
@@ -70,10 +73,10 @@ class UnreadOutput:
         self._last_read_at.pop(connection, None)
 
     def _record_progress(self) -> None:
-        """Subtract the bytes that the clients have read since the last call."""
+        """Subtract the bytes that the clients have read since the last call, and the commands that were executed."""
         now = asyncio.get_running_loop().time()
         for connection, counted_bytes in self._unread.bytes.items():
-            read_bytes = counted_bytes - connection.unread_bytes
+            read_bytes = counted_bytes - connection.blocked_bytes
             if read_bytes > 0:
                 self._unread.subtract(connection, read_bytes)
                 self._last_read_at[connection] = now

@@ -117,3 +117,23 @@ async def test_lines_after_a_rejected_hello_count_while_a_follower_is_busy(is_cl
     assert len(b"".join(received).splitlines()) == (3 if is_closed else 4)
     assert connection.closing == is_closed
     assert not connection.reading_is_paused
+
+
+async def test_a_command_that_waits_until_the_client_reads_counts_as_unread(world: World) -> None:
+    world.store.held_back = []
+    client = Client(world)
+    client.lock("a")
+    client.send("inspect")
+    line = long_line(100_000)
+    receive(client, line + b"\n")
+    client.transport.unread_bytes = 5_000
+    client.connection.pause_writing()
+    world.store.acknowledge()
+    await world.settle()
+    assert world.pipeline._scheduler.bytes == 0, "the inspect is parked"
+    assert client.connection.queued_bytes > len(line)
+    assert world.admission.unread_output.bytes == client.transport.unread_bytes + client.connection.queued_bytes
+    client.connection.resume_writing()
+    await world.settle()
+    assert world.admission.unread_output.bytes == client.connection.queued_bytes == 0
+    assert client.commands() == ["queued", "locked", "inspected", "queued", "locked"]

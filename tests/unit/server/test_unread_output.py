@@ -26,14 +26,14 @@ class SlowReader:
     """Has unread bytes until the test says that they were read, or it is closed."""
 
     def __init__(self, output: UnreadOutput) -> None:
-        self.output, self.unread_bytes, self.reason = output, 0, ""
+        self.output, self.blocked_bytes, self.reason = output, 0, ""
 
     def receive(self, size: int) -> None:
-        self.unread_bytes += size
+        self.blocked_bytes += size
         self.output.add(self, size)
 
     def abort_slow_consumer(self, reason: str) -> None:
-        self.unread_bytes, self.reason = 0, reason
+        self.blocked_bytes, self.reason = 0, reason
 
 
 async def test_the_largest_are_closed_beyond_the_limit() -> None:
@@ -42,7 +42,7 @@ async def test_the_largest_are_closed_beyond_the_limit() -> None:
     small.receive(150)
     large.receive(600)
     reading.receive(200)
-    reading.unread_bytes = 10
+    reading.blocked_bytes = 10
     small.receive(60)
     assert (output.bytes, output.closed) == (820, 0), "what was read since does not count"
     small.receive(200)
@@ -77,7 +77,7 @@ def test_a_client_that_reads_nothing_is_closed_and_a_slow_one_is_not() -> None:
         slow.receive(100)
         for _ in range(10):
             await asyncio.sleep(unread_output.MAX_STALL_S / 2)
-            slow.unread_bytes -= 1
+            slow.blocked_bytes -= 1
         assert stalled.reason == "the client has read nothing for 30 s"
         assert not slow.reason
         await asyncio.sleep(3 * unread_output.MAX_STALL_S)
