@@ -213,7 +213,7 @@ class Connection(Peer, asyncio.Protocol):
         # Of all complete lines, also of their bytes that earlier reads have received.
         size = partial_bytes + len(data) - len(self._lines.partial)
         has_completed_line = type(lines) is not list or bool(lines)  # `UnsplitLines` contain at least one line
-        if type(lines) is list and len(data) < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank, or invalid
+        if type(lines) is list and size < MIN_COMMAND_BYTES * len(lines):  # some lines must be blank, or invalid
             lines = without_blank(lines)
         if lines and self.state is not READY:
             lines = self._process_opening_lines(iter(lines))
@@ -237,6 +237,8 @@ class Connection(Peer, asyncio.Protocol):
         """Submit complete lines to the handler. The scheduler marks the long ones of `UnsplitLines` when it splits them."""
         if isinstance(lines, list) and size < MIN_COMMAND_BYTES * len(lines):
             lines = without_blank(lines)
+        if not lines:
+            return
         if isinstance(lines, list):
             self.handler.submit(self, mark_long(lines), size)
         else:  # many short lines count as large input, which is split in parts

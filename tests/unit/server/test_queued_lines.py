@@ -16,7 +16,7 @@ from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.scheduler import LIGHT_BYTES, MAX_QUEUED_BYTES
-from support.core.sliced_pipeline import Client, World
+from support.core.sliced_pipeline import Client, World, exceed_store_timeout
 from support.network.recording_transport import RecordingTransport
 
 READ_BYTES = 4_096
@@ -137,3 +137,17 @@ async def test_a_command_that_waits_until_the_client_reads_counts_as_unread(worl
     await world.settle()
     assert world.admission.unread_output.bytes == client.connection.queued_bytes == 0
     assert client.commands() == ["queued", "locked", "inspected", "queued", "locked"]
+
+
+@pytest.mark.parametrize("rest", [b"", b"x" * 100, b"x" * (Limits().max_line + 2)])
+async def test_blank_lines_before_an_incomplete_line_are_not_submitted(world: World, rest: bytes) -> None:
+    world.store.held_back = []
+    client = Client(world)
+    client.lock("a")
+    await asyncio.sleep(0)
+    exceed_store_timeout(world.pipeline)
+    client.connection.data_received(b"\n\n" + rest)
+    assert client.connection.queued_bytes == 0
+    assert client.connection.closing == (len(rest) > Limits().max_line)
+    world.store.acknowledge()
+    await world.settle()
