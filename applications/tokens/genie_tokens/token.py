@@ -35,6 +35,9 @@ class Token:
     def __post_init__(self) -> None:
         if type(self.id) is not str or not 0 < len(self.id) <= MAX_ID or not self.id.isprintable():
             raise ValueError(f"id must be 1 to {MAX_ID} printable characters, not {self.id!r}")
+        # The lock of such a token would be a subtree, and no selection with this token would succeed.
+        if self.id == "**" or self.id.endswith("/**"):
+            raise ValueError(f"id must not be ** or end with /**, which stands for several locks, and is {self.id!r}")
         if type(self.amount) is not int or not 0 < self.amount <= MAX_AMOUNT:
             raise ValueError(f"amount must be an integer from 1 to {MAX_AMOUNT}, not {self.amount!r}")
 

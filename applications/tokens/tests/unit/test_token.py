@@ -18,7 +18,13 @@ def test_an_id_must_be_printable_and_not_too_long(id: Any) -> None:
         token(id=id)
 
 
-@pytest.mark.parametrize("id", ["x", "x" * MAX_ID, "tx/7:0", "ü €", "\U0001f600"])
+@pytest.mark.parametrize("id", ["**", "tx/**"])
+def test_an_id_must_not_name_a_subtree(id: str) -> None:
+    with pytest.raises(ValueError, match=r"id must not be \*\* or end with /\*\*"):
+        token(id=id)
+
+
+@pytest.mark.parametrize("id", ["x", "x" * MAX_ID, "tx/7:0", "ü €", "\U0001f600", "*", "a**", "tx/*"])
 def test_any_printable_id_is_valid(id: str) -> None:
     assert token(id=id).id == id
 
