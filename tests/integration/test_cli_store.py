@@ -18,7 +18,9 @@ from click.testing import CliRunner
 
 from genie.cli import main
 from genie.core import HELD, Request
+from genie.storage.redis import keyspace
 from genie.storage.redis.check import check_namespace
+from genie.storage.redis.keyspace import FIRST_CHUNK
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import encode
 from redises.cluster import running_cluster
@@ -324,6 +326,26 @@ async def test_what_a_leader_replaces_is_read_again(
     assert report is not None
     assert (report.findings, report.sizes.held) == ([], 2)
     assert calls[command] > 1
+
+
+async def test_a_check_reads_fewer_records_in_a_call_if_they_are_large(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored.client.hset(stored.state, mapping={str(id_): LOCK % (f"resource-{id_}", id_) for id_ in range(10, 60)})
+    call, counts = Primary.call, list[object]()
+
+    async def record_count(self: Primary, *parts: object, **options: Any) -> Any:
+        if "HSCAN" in parts:
+            counts.append(parts[-1])
+        return await call(self, *parts, **options)
+
+    monkeypatch.setattr(Primary, "call", record_count)
+    monkeypatch.setattr(keyspace, "CHUNK_BYTES", 1)
+    report = await check_namespace(stored.redis.url, stored.name)
+    assert report is not None
+    assert (report.findings, report.sizes.state_records) == ([], 52)
+    assert counts[0] == FIRST_CHUNK
+    assert {*counts[1:]} == {1}
 
 
 def test_warnings_are_not_part_of_an_export(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

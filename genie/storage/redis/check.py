@@ -17,7 +17,7 @@ from msgspec import DecodeError, Struct, field
 from genie.core import HELD, Request
 from genie.core.invariants import find_violations
 from genie.storage.redis.connection import ErrorReply, RedisFailure
-from genie.storage.redis.keyspace import CHUNK, Keyspace, Meta, meta_key
+from genie.storage.redis.keyspace import FIRST_CHUNK, Keyspace, Meta, meta_key, next_chunk
 from genie.storage.redis.log import MAX_READ_ENTRIES, Position, decode_position, encode_position
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.records import RecordDecoder, decode_counters, split_batch
@@ -221,9 +221,10 @@ class _Check:
             self._add_finding("checkpoint", f"the state is a {redis_type} and must be a hash: {state}")
             return {}
         records: dict[bytes, bytes] = {}
-        cursor = None
+        cursor, count = None, FIRST_CHUNK
         while cursor != b"0":
-            cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", CHUNK)
+            cursor, fields = await self._primary.read(keys, "HSCAN", cursor or b"0", "COUNT", count)
+            count = next_chunk(count, fields)
             records.update(zip(fields[::2], fields[1::2], strict=True))
         records.pop(b"0", None)  # the field that keeps the hash from being empty
         self._report.sizes.state_records = len(records)

@@ -17,7 +17,8 @@ from redis.asyncio.connection import SSLConnection
 from genie.storage.redis.url import Address, Login
 
 MAX_REPLY_BYTES: Final = 1 << 30
-"""Bytes of the replies to one command. 1,000 records of an `HSCAN` have about as many if each of them is as long as possible."""
+"""Bytes of the replies to one command. The 1,000 records of an `HSCAN` that follow small ones have about as many if each of them is
+as long as possible."""
 
 
 class RedisFailure(Exception):

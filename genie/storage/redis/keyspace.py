@@ -149,6 +149,16 @@ class Takeover:
     namespace was read as empty, and the takeover fails. None if this is not checked."""
 
 
+def next_chunk(count: int, fields: list[bytes]) -> int:
+    """Return how many records the next call of a scan reads, after a call for `count` records has returned these fields and values.
+
+    They have about `CHUNK_BYTES` if they are as large. At most twice as many, because large records may follow a few small ones.
+    """
+    chunk_bytes = sum(map(len, fields))
+    fitting = CHUNK_BYTES * len(fields) // 2 // chunk_bytes if chunk_bytes else CHUNK
+    return max(1, min(2 * count, CHUNK, fitting))
+
+
 class Keyspace:
     """The access of this node to the keys of a namespace."""
 
@@ -345,10 +355,7 @@ class Keyspace:
         try:
             while scan is not None:
                 cursor, fields = await scan
-                chunk_bytes = sum(map(len, fields))
-                fitting = CHUNK_BYTES * len(fields) // 2 // chunk_bytes if chunk_bytes else CHUNK
-                # At most twice as many as before: large records may follow a few small ones.
-                count = max(1, min(2 * count, CHUNK, fitting))
+                count = next_chunk(count, fields)
                 scan = None if cursor == b"0" else asyncio.create_task(self._scan(state, cursor, count))
                 await asyncio.sleep(0)  # sends the command
                 records = dict(zip(fields[::2], fields[1::2], strict=True))
