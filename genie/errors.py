@@ -153,7 +153,7 @@ class QueueTimeout(LockError, TimeoutError):
         """The first ten blockers."""
         self.blockers_total = len(self.blockers) if blockers_total is None else blockers_total
         omitted_count = self.blockers_total - len(self.blockers)
-        message = f"request {id} was not granted within {waited:.3f} s"
+        message = f"request {id} was not granted {f'within {waited:.3f} s' if waited else 'immediately'}"
         if self.blockers:
             message += f": {', '.join(map(str, self.blockers))}"
             if omitted_count > 0:

@@ -26,6 +26,7 @@ def test_it_is_a_timeout_error():
     error = QueueTimeout(id=1, waited=2)
     assert isinstance(error, TimeoutError)
     assert str(error) == "request 1 was not granted within 2.000 s"
+    assert str(QueueTimeout(id=1, waited=0)) == "request 1 was not granted immediately"
 
 
 @pytest.mark.parametrize(("its", "asked"), [(None, None), ("t", None), (None, "t")])
