@@ -40,8 +40,9 @@ class Calls:
         self.pending: dict[str, Call] = {}
         """The calls that were sent on this connection and have no reply yet, by their `ref`. A release that has the `ref` of
         its request in place of an id is not among them."""
-        self.deferred: list[Call] = []
-        """Calls that wait for the next connection, except for releases. `limit_wait` limits how long their callers wait."""
+        self.deferred: dict[Call, None] = {}
+        """An ordered set of the calls that wait for the next connection, except for releases. `limit_wait` limits how long their
+        callers wait. Not a list, because thousands of callers may be cancelled together, in any order."""
         self.deferred_releases: list[Release] = []
         """Releases by id that must be sent on the next connection."""
         self.keepalive = Keepalive()
@@ -67,7 +68,7 @@ class Calls:
             if isinstance(call, Release):
                 self.deferred_releases.append(call)
             else:
-                self.deferred.append(call)
+                self.deferred[call] = None
             return
         self.keepalive.start(now)
         if isinstance(call, TimedCall):
@@ -101,8 +102,7 @@ class Calls:
         """
         call.future = None
         self._deadlines.pop(call, None)
-        if call in self.deferred:
-            self.deferred.remove(call)
+        self.deferred.pop(call, None)
 
     def on_timer(self, now: float) -> None:
         """Fail the callers that have waited too long. Their releases are still retried in the background."""
@@ -115,8 +115,7 @@ class Calls:
                 problem = f"no answer to {type(call).__name__.lower()}"
             error = self.no_answer_error(f"{problem} within {self.response_timeout:g} s")
             self.outcomes.append(Outcome(call, error=error))
-            if call in self.deferred:
-                self.deferred.remove(call)
+            self.deferred.pop(call, None)
             del self._deadlines[call]
         self.next_deadline = next(iter(self._deadlines.values()), math.inf)
 
@@ -153,5 +152,5 @@ class Calls:
 
     def take_deferred(self) -> list[Call]:
         """Remove and return the calls that wait for a connection, except releases."""
-        deferred, self.deferred = self.deferred, []
-        return deferred
+        deferred, self.deferred = self.deferred, {}
+        return list(deferred)

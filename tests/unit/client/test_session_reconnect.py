@@ -694,6 +694,25 @@ class TestDeferredCalls:
         complete_handshake(session, now=3.0)
         assert session.data_to_send() == b""
 
+    def test_are_not_compared_with_each_other_when_their_callers_give_up(self):
+        class CountedPing(Ping):
+            comparisons = 0
+            __hash__ = Ping.__hash__
+
+            def __eq__(self, other: object) -> bool:
+                CountedPing.comparisons += 1
+                return self is other
+
+        session = connected_session()
+        session.on_disconnected("gone")
+        pings = [CountedPing() for _ in range(100)]
+        for ping in pings:
+            session.send(ping, 1.0)
+        for ping in reversed(pings):
+            session.abandon(ping, 2.0)
+        assert CountedPing.comparisons < len(pings)
+        assert not session.calls.deferred
+
     def test_fail_when_the_client_is_closed_or_rejected(self):
         session = ClientSession(SECRET)
         ping, inspect = Ping(), Inspect()
