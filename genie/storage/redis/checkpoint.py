@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from math import inf
 from typing import Protocol
 
@@ -34,6 +35,8 @@ CHECKPOINT_ENTRIES = 20_000
 READ_BYTES = 128 << 10
 """About how many bytes of the log are read at a time. Limited, because the leader serves no client while it decodes
 them."""
+MAX_FILTERED = 10_000
+"""How many changes are filtered at a time, which takes about 3 ms. A checkpoint of 8 MiB may have 80,000."""
 PART_SIZE = 1_000
 """How many records one call writes or deletes at most. Limited, because Redis serves no other client during a call."""
 PART_BYTES = 1 << 20
@@ -125,10 +128,7 @@ class Checkpointer:
             if self._last_checkpoint is None:
                 self._last_checkpoint, changes = await self._read_changes(new.position)
             if self._last_checkpoint is not None:
-                # A request that began and ended since the last checkpoint was never written, so it need not be deleted.
-                changes = {
-                    id_: line for id_, line in changes.items() if id_ <= self._highest_id or not _is_deletion(line)
-                }
+                changes = await self._without_unwritten(changes)
                 self._highest_id = max(self._highest_id, max(changes, default=0))
                 is_written = await self._write_parts(changes.values(), self._last_checkpoint, new)
         finally:
@@ -138,6 +138,18 @@ class Checkpointer:
             self._last_checkpoint = new.position
             self._checkpointed_index, self._checkpointed_bytes = index, stored_bytes
         return is_written
+
+    async def _without_unwritten(self, changes: dict[int, bytes]) -> dict[int, bytes]:
+        """Return the changes without the deletions of requests that no checkpoint has written.
+
+        They began and ended since the last checkpoint. Other tasks run between the parts of the work.
+        """
+        items, necessary = iter(changes.items()), dict[int, bytes]()
+        while part := [*islice(items, MAX_FILTERED)]:
+            necessary.update((id_, line) for id_, line in part if id_ <= self._highest_id or not _is_deletion(line))
+            if len(part) == MAX_FILTERED:
+                await asyncio.sleep(0)
+        return necessary
 
     async def _write_parts(self, lines: Iterable[bytes], last: Position, new: Checkpoint) -> bool:
         """Write changes to the state, then move the checkpoint. Return whether Redis has accepted all parts.

@@ -11,7 +11,14 @@ import pytest
 import structlog
 
 from genie.storage.redis import log as log_module
-from genie.storage.redis.checkpoint import PART_BYTES, PART_SIZE, READ_BYTES, Checkpointer, _split_into_parts
+from genie.storage.redis.checkpoint import (
+    MAX_FILTERED,
+    PART_BYTES,
+    PART_SIZE,
+    READ_BYTES,
+    Checkpointer,
+    _split_into_parts,
+)
 from genie.storage.redis.keyspace import Checkpoint, LeaderEpoch, Meta
 from genie.storage.redis.records import split_batch
 from genie.storage.store import Batch
@@ -78,3 +85,18 @@ async def test_large_entries_of_one_read_are_split_in_several_iterations(monkeyp
     assert (position, [*changes]) == ((7, 0), [*range(1, 17)])
     assert sum(split_bytes) == 16 * entry_bytes
     assert max(split_bytes) <= READ_BYTES + entry_bytes
+
+
+async def test_the_changes_of_a_checkpoint_are_filtered_in_several_iterations() -> None:
+    """After seconds of a high load, most of them are deletions of requests that no checkpoint has written."""
+    keyspace: Any = None
+    checkpointer = Checkpointer(keyspace, Batch(next_id=11), lambda **_: None, structlog.get_logger())
+    count = 3 * MAX_FILTERED
+    changes = {id_: b"%d" % id_ for id_ in range(1, count)} | {count: b"%d record" % count}
+    filtering = asyncio.create_task(checkpointer._without_unwritten(changes))
+    iterations = 0
+    while not filtering.done():
+        await asyncio.sleep(0)
+        iterations += 1
+    assert [*await filtering] == [*range(1, 11), count]
+    assert iterations > 3
