@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import select
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 import orjson
@@ -14,6 +17,8 @@ from genie.text import is_printable, printable, printable_json
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
+MAX_WRITE_WAIT_MS = 50
+"""How long a log line waits until stdout accepts it, while the event loop waits as well."""
 
 
 def configure(level: str, form: str) -> None:
@@ -21,7 +26,11 @@ def configure(level: str, form: str) -> None:
 
     The format `auto` is `console` on a terminal, else `json`.
     """
+    if sys.stdout is None:  # the process was started without an open stdout
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open
     is_console = form == "console" or (form == "auto" and sys.stdout.isatty())
+    plain_logger = structlog.PrintLogger(sys.stdout) if is_console else structlog.BytesLogger(sys.stdout.buffer)
+    logger = _TolerantLogger(plain_logger, sys.stdout)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -30,7 +39,7 @@ def configure(level: str, form: str) -> None:
             *(_console_processors() if is_console else _json_processors()),
         ],
         wrapper_class=_Logger,
-        logger_factory=_make_console_logger if is_console else _make_json_logger,
+        logger_factory=lambda *_: logger,
         cache_logger_on_first_use=True,
     )
     set_level(level)
@@ -55,16 +64,6 @@ def _json_processors() -> list[structlog.typing.Processor]:
     ]
 
 
-def _make_console_logger(*_: object) -> _TolerantLogger:
-    """Return a logger that writes text to stdout."""
-    return _TolerantLogger(structlog.PrintLogger(sys.stdout))
-
-
-def _make_json_logger(*_: object) -> _TolerantLogger:
-    """Return a logger that writes bytes to stdout."""
-    return _TolerantLogger(structlog.BytesLogger(sys.stdout.buffer))
-
-
 class _Logger(structlog.make_filtering_bound_logger(logging.DEBUG)):  # type: ignore[misc] # the base is made at run time
     """The class of all loggers.
 
@@ -81,17 +80,38 @@ def set_level(level: str) -> None:
 
 
 class _TolerantLogger:
-    """Drops all log lines after a write to stdout has failed, so that the server outlives the process that reads its log."""
+    """Omits log lines that cannot be written to stdout, so that the server neither waits for the process that reads its log,
+    nor ends with it.
 
-    def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger) -> None:
+    A line of more than 4 KiB may wait nevertheless: a pipe counts as writable if it has room for 4 KiB.
+    """
+
+    def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger, stream: TextIO) -> None:
         self._write = logger.msg
+        self._writable = select.poll()
+        try:
+            self._writable.register(stream.fileno(), select.POLLOUT)
+            self._has_file = True
+        except OSError:  # a test has replaced stdout by an object in memory
+            self._has_file = False
+        self._omitted_count = 0
+        """Number of lines that were omitted since the last line that was written."""
 
     def msg(self, line: Any) -> None:
-        """Write a log line. If that fails, drop this line and all later lines."""
+        """Write a log line if stdout accepts it soon. Otherwise omit it, and log later how many lines were omitted."""
+        # After an omitted line, the next ones do not wait again.
+        if self._has_file and not self._writable.poll(0 if self._omitted_count else MAX_WRITE_WAIT_MS):
+            self._omitted_count += 1
+            return
+        if self._omitted_count:
+            omitted_count, self._omitted_count = self._omitted_count, 0
+            structlog.get_logger().warning("log entries omitted", reason="stdout accepted none", count=omitted_count)
         try:
             self._write(line)
-        except (OSError, ValueError):
+        except (BrokenPipeError, ValueError):  # its reader has ended
             self._write = lambda _: None
+        except OSError:  # for example, the disk is full
+            self._omitted_count += 1
 
     debug = info = warning = error = msg
 

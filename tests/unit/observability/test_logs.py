@@ -72,3 +72,61 @@ def test_the_field_for_the_text_of_an_error_has_one_name() -> None:
     }
     assert "reason" in {field for _, field in fields}
     assert [each for each in sorted(fields, key=str) if each[1] == "error"] == []
+
+
+UNREAD = """
+import os, sys
+from genie.observability import logs
+import structlog
+logs.configure("info", "json")
+log = structlog.get_logger()
+reader, writer = os.pipe()
+os.set_blocking(writer, False)  # a write that would block is an error
+os.set_blocking(reader, False)
+os.dup2(writer, 1)
+while True:
+    try:
+        os.write(1, b"x" * 4096)
+    except BlockingIOError:
+        break
+log.info("one")
+log.info("two")
+while os.read(reader, 4096)[-1:] == b"x":
+    if not logs.select.select([reader], [], [], 0)[0]:
+        break
+log.info("three")
+sys.stderr.buffer.write(os.read(reader, 65536))
+"""
+
+
+def test_lines_that_stdout_does_not_accept_are_omitted_and_counted() -> None:
+    result = subprocess.run([sys.executable, "-c", UNREAD], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert [(line["event"], line.get("count")) for line in lines] == [("log entries omitted", 2), ("three", None)]
+
+
+FULL_DISK = """
+import os, sys
+from genie.observability import logs
+import structlog
+logs.configure("info", "json")
+log = structlog.get_logger()
+file = os.dup(1)
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+log.info("one")
+os.dup2(file, 1)
+log.info("two")
+"""
+
+
+def test_the_log_continues_when_the_disk_is_no_longer_full() -> None:
+    result = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout.splitlines()[-1])["event"] == "two"
+
+
+def test_a_process_without_stdout_can_log() -> None:
+    script = (
+        "import os, subprocess, sys; os.close(1); os.execv(sys.executable, [sys.executable, '-c', sys.argv[1], 'json'])"
+    )
+    result = subprocess.run([sys.executable, "-c", script, SCRIPT], stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
