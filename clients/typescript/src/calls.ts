@@ -94,6 +94,8 @@ export abstract class Call<T> {
 export class Command extends Call<object> {
   /** What an `extend` sets. */
   readonly transactionTimeout: number | undefined;
+  /** Of a release by id: whether the released request may be a waiting one of this client. */
+  isQueued: Promise<boolean> | undefined;
 
   constructor(ref: string, readonly name: string, payload: object, readonly request?: Request, readonly watch?: Subscriber) {
     super(ref, encode(name, payload, ref));

@@ -175,14 +175,14 @@ export class Session implements ConnectionHandler {
 
   /** Releases a lock, or cancels a waiting request, of any client. Returns the reason for which it has ended. */
   async releaseId(id: number, signal: AbortSignal | undefined): Promise<string> {
+    this.#checkOpen(signal);
     const own = this.#find(id);
     // This client does not know the ids of its waiting requests, and the server does not notify a client of the end of a
     // request that the client itself has released. So if a waiting request is released, it may be one of them.
-    const isQueued = !own && this.#waiting > 0 && this.#isQueued(id);
-    const { reason } = (await this.call('release', { id }, signal, own)) as Released;
-    // The answer to a repetition is the reason.
-    if (await isQueued) for (const request of this.#requests()) if (request.state === 'waiting') this.#enqueue(request);
-    return reason;
+    const isQueued = !own && this.#waiting > 0 ? this.#isQueued(id) : undefined;
+    const command = this.#command('release', { id }, own);
+    command.isQueued = isQueued;
+    return ((await abortable(command.promise, signal)) as Released).reason;
   }
 
   /** Returns whether a request of any client waits; true if this client may not inspect. */
@@ -609,6 +609,10 @@ export class Session implements ConnectionHandler {
     if (request && 'reason' in payload) this.#onLockEnded(request, payload as Released);
     else if (request) this.#onExtended(request, command, payload as Extended);
     command.resolve(payload);
+    // Also if its caller has given up. The answer to a repetition is the reason.
+    void command.isQueued?.then((isQueued) => {
+      if (isQueued) for (const waiting of this.#requests()) if (waiting.state === 'waiting') this.#enqueue(waiting);
+    });
   }
 
   /** A lock was released by this client, or had ended before its `release` or `extend`. */

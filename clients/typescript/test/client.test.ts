@@ -255,6 +255,21 @@ test('a release by id repeats the waiting requests only if a waiting request was
   assert.equal(lock.held, true);
 });
 
+test('a release by id whose caller has given up repeats the waiting requests, too', async () => {
+  await using fake = await connected({ responseTimeout: 50 });
+  const { client, connection } = fake;
+  const waiting = assert.rejects(client.acquire('a', { queueTimeout: Infinity }), { code: 'released' });
+  const request = await connection.expect('request');
+  const released = client.release(1);
+  await connection.expect('inspect');
+  const { ref } = await connection.expect('release');
+  await assert.rejects(released, UnavailableError);
+  connection.send('released', { id: 1, reason: 'success', ref });
+  assert.deepEqual(await connection.expect('request'), request);
+  connection.send('released', { id: 1, reason: 'success', ref: request.ref });
+  await waiting;
+});
+
 test('a release by id that crosses the grant of the own request ends its lock', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
