@@ -46,8 +46,8 @@ class Limits:
     max_unread: int = 16 << 20
     """Output buffer limit of one connection, in bytes. A slow consumer that exceeds it is disconnected."""
     max_unread_total: int = 64 << 20
-    """Bytes that the clients of all connections have not read. Beyond this limit the server closes the connections with the
-    most such bytes."""
+    """Bytes that the clients of all connections have not read, and of the queued commands of these clients. Beyond this limit
+    the server closes the connections with the most such bytes."""
 
     @property
     def principal_share(self) -> float:

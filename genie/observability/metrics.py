@@ -200,7 +200,9 @@ class Metrics(Collector):
             "genie_connections_limit", "Maximum number of open connections.", server.settings.limits.max_connections
         )
         yield GaugeMetricFamily(
-            "genie_unread_bytes", "Bytes that slow consumers have not read.", server.unread_output.bytes
+            "genie_unread_bytes",
+            "Bytes that slow consumers have not read, and of their commands.",
+            server.unread_output.bytes,
         )
         yield CounterMetricFamily(
             "genie_slow_consumers", "Connections closed because their clients do not read.", server.unread_output.closed
