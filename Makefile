@@ -267,7 +267,7 @@ programs:
 
 .PHONY: announcement
 announcement:
-	@echo "make test takes about ten minutes on two quiet processors. (make check: a minute, without servers.)"
+	@echo "make test takes about ten minutes on two quiet processors. (make check: a few minutes, without servers.)"
 	@$(if $(wildcard $(VENV)/.tested),,echo "It installs Python packages into $(VENV).";) \
 	  $(if $(MISSING),echo "It installs with apt-get where it may (as root or by sudo): $(MISSING).",:)
 
