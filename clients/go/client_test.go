@@ -1373,6 +1373,29 @@ func TestATruncatedWatch(t *testing.T) {
 	next(Change{State: "locked", Resource: "a", Mode: "exclusive", ID: 4, Transaction: ""})
 }
 
+func TestTheLocksThatTruncatedSnapshotsDoNotListAreBounded(t *testing.T) {
+	watch := &Watch{client: &Client{}, held: map[string]*heldLocks{}}
+	snapshot := func(truncated bool, rows []Change) {
+		t.Helper()
+		held, err := json.Marshal(rows)
+		if err != nil {
+			t.Fatal(err)
+		}
+		watch.call = &call{answer: &payload{Held: held, Change: Change{Truncated: truncated}}}
+		watch.onSnapshot(watch.call)
+	}
+	var rows []Change
+	for i := range maxUnlistedLocks + 2 {
+		rows = append(rows, Change{Resource: fmt.Sprint("a/", i), Mode: "exclusive", ID: int64(i + 1)})
+	}
+	snapshot(false, rows)
+	watch.changes = nil
+	snapshot(true, nil)
+	if len(watch.changes) != 3 || watch.changes[1].ID != 1 || watch.changes[2].ID != 2 || watch.changes[2].State != "unlocked" {
+		t.Fatal(len(watch.changes), watch.changes[:min(3, len(watch.changes))])
+	}
+}
+
 func TestAWatchThatIsNotConsumedIsBounded(t *testing.T) {
 	_, p, client := connected(t, Config{})
 	watch, err := client.Watch("")

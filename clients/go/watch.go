@@ -1,13 +1,19 @@
 package genie
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 )
 
 // maxBufferedChanges: beyond it a watch ignores events, and resynchronizes when its changes are consumed.
 const maxBufferedChanges = 10_000
+
+// maxUnlistedLocks is how many reported locks that are missing from a truncated snapshot still count as held. Their ends may have
+// been missed.
+const maxUnlistedLocks = 100_000
 
 // Change is a change of the locks that a watch follows.
 type Change struct {
@@ -20,7 +26,8 @@ type Change struct {
 	Units, Of   int    // the units of the lock and their limit, if the mode is "units"
 	ID          int64
 	Transaction string `json:"transactionName"`
-	// Truncated: more locks are held than the server searches or lists. The end of such a lock is not always reported.
+	// Truncated: more locks are held than the server searches or lists. The end of such a lock is not always reported, or too
+	// early: if more than 100,000 reported locks are not listed, the oldest of them are reported as unlocked.
 	Truncated bool
 }
 
@@ -186,12 +193,20 @@ func (w *Watch) onSnapshot(r *call) {
 	for _, row := range rows {
 		present[Change{Resource: row.Resource, ID: row.ID}] = true
 	}
+	var missing []Change
 	for resource, locks := range w.held {
 		for id := range locks.byID {
-			if !r.answer.Truncated && !present[Change{Resource: resource, ID: id}] {
-				w.unlocked(resource, id)
+			if key := (Change{Resource: resource, ID: id}); !present[key] {
+				missing = append(missing, key)
 			}
 		}
+	}
+	if r.answer.Truncated { // what is left are the oldest
+		slices.SortFunc(missing, func(a, b Change) int { return cmp.Compare(a.ID, b.ID) })
+		missing = missing[:max(0, len(missing)-maxUnlistedLocks)]
+	}
+	for _, key := range missing {
+		w.unlocked(key.Resource, key.ID)
 	}
 	for _, row := range rows {
 		w.locked(row)

@@ -10,7 +10,8 @@ Two invariants: every `unlocked` follows a `locked` of the same resource and id;
 never has two conflicting locks on one resource, since the end of one is reported before the grant of the other.
 
 If more locks are held than the server's limit, the snapshot is `truncated`. A reported lock that is missing from such a
-snapshot counts as held until its `unlocked` arrives, or the `locked` of a conflicting lock.
+snapshot counts as held until its `unlocked` arrives, or the `locked` of a conflicting lock. But both may have been missed, so at
+most `MAX_UNLISTED_LOCKS` of these locks are kept: the oldest of the others are reported as `unlocked`, although they may be held.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from genie.protocol.resources import check_name
 
 MAX_BUFFERED_CHANGES: Final = 10_000
 """With this number of unconsumed changes, a watch ignores events and needs a snapshot. A single snapshot may be larger."""
+MAX_UNLISTED_LOCKS: Final = 100_000
+"""How many reported locks that are missing from a truncated snapshot still count as held."""
 
 
 class Change(Struct, frozen=True, gc=False):
@@ -154,15 +157,16 @@ class Watch(Call):
         """Append the changes that lead from the locks reported so far to the held locks of a snapshot.
 
         `truncated` is true if the snapshot does not contain all held locks. A reported lock that is missing from such a
-        snapshot may still be held, so no `unlocked` change is appended for it.
+        snapshot may still be held, so no `unlocked` change is appended for the last `MAX_UNLISTED_LOCKS` of these locks.
         """
         self.truncated = truncated
-        if not truncated:
-            held_keys = {(row.resource, row.id) for row in rows}
-            reported_keys = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
-            for resource, id in reported_keys:
-                if (resource, id) not in held_keys:
-                    self.apply_unlocked(resource, id)
+        held_keys = {(row.resource, row.id) for row in rows}
+        reported_keys = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
+        missing_keys = [key for key in reported_keys if key not in held_keys]
+        if truncated:
+            del missing_keys[-MAX_UNLISTED_LOCKS:]
+        for resource, id in missing_keys:
+            self.apply_unlocked(resource, id)
         for row in rows:
             self.apply_locked(row)
 
@@ -218,7 +222,8 @@ class WatchInfo:
         """True if the last snapshot was truncated, because more locks are held than the server searches or sends.
 
         If so, some held locks may not be reported. The `unlocked` change of a lock that ended while the client was
-        disconnected may be delayed until a conflicting lock on the same resource is granted.
+        disconnected may be delayed until a conflicting lock on the same resource is granted. If more than 100,000 reported
+        locks are missing from the snapshot, the oldest of them are reported as `unlocked`, although they may be held.
         """
         return self._watch.truncated
 

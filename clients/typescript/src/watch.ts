@@ -4,6 +4,8 @@ import type { Change, Watching } from './wire.js';
 
 /** A watch with more unconsumed changes ignores events, and asks for a snapshot later. One snapshot may exceed it. */
 const MAX_BUFFERED_CHANGES = 10_000;
+/** How many reported locks that are missing from a truncated snapshot still count as held. Their ends may have been missed. */
+const MAX_UNLISTED_LOCKS = 100_000;
 
 type Result = IteratorResult<Change, undefined>;
 
@@ -73,9 +75,10 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     this.#state = 'live';
     this.#truncated = truncated;
     const present = new Set(held.map(({ id, resource }) => `${id} ${resource}`));
-    for (const { id, resource } of [...this.#held.values()].flatMap((locks) => [...locks.values()])) {
-      if (!truncated && !present.has(`${id} ${resource}`)) this.#unlock(resource, id);
-    }
+    const reported = [...this.#held.values()].flatMap((locks) => [...locks.values()]);
+    const missing = reported.filter(({ id, resource }) => !present.has(`${id} ${resource}`));
+    if (truncated) missing.splice(-MAX_UNLISTED_LOCKS); // what is left are the oldest
+    for (const { id, resource } of missing) this.#unlock(resource, id);
     for (const row of held) this.#lock({ state: 'locked', ...row });
     this.#wake?.();
   }

@@ -7,6 +7,7 @@ import {
   ClosedError, connect, DeadlockError, DisconnectedError, InsufficientError, LockLostError, QueueTimeoutError,
   RejectedError, TransactionTimeoutError, UnavailableError, type Lock,
 } from '../src/index.js';
+import { Watch } from '../src/watch.js';
 import { aborted, connected, FakeServer, within } from './support.js';
 
 test('commands of one tick are sent in one write', async () => {
@@ -859,6 +860,19 @@ test('a watch that is answered with unavailable is repeated, and ended ones are 
   await other.return();
   assert.equal((await connection.expect('unwatch')).prefix, 't/');
   assert.equal(connection.unread, 0);
+});
+
+test('the locks that truncated snapshots do not list are bounded', async () => {
+  const session = { subscribe: () => ({}), unsubscribe: () => {} };
+  const watch = new Watch(session as unknown as ConstructorParameters<typeof Watch>[0], '');
+  const held = Array.from({ length: 100_002 }, (_, i) => ({ resource: `a/${i}`, mode: 'exclusive' as const, id: i + 1 }));
+  watch.onSnapshot({ held, truncated: false });
+  watch.onSnapshot({ held: [], truncated: true });
+  for (let i = 0; i < held.length; i++) await watch.next();
+  const ends = [await watch.next(), await watch.next()].map(({ value }) => [value!.state, value!.id]);
+  assert.deepEqual(ends, [['unlocked', 1], ['unlocked', 2]]);
+  watch.end();
+  assert.equal((await watch.next()).done, true);
 });
 
 test('a slow consumer of a watch asks for a snapshot when it continues', async () => {

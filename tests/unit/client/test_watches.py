@@ -389,6 +389,17 @@ class TestTruncated:
         session.receive_data(event("unlocked", "t/1") + event("locked", "t/3", 9), 0.0)
         assert take(watch) == unlocks("t/1 1", "t/3 3") + locks("t/3 9")
 
+    def test_ends_the_oldest_of_too_many_missing_locks(self, monkeypatch):
+        monkeypatch.setattr(watches, "MAX_UNLISTED_LOCKS", 2)
+        session = connected()
+        watch = live_watch(session, *(row(f"t/{id}", id) for id in (1, 2, 3, 4)))
+        session.watches.request_next(watch, 0.0)
+        reconnect(session)
+        session.receive_data(watching(row("t/2", 2), row("t/5", 5), truncated=True), 0.0)
+        assert take(watch) == unlocks("t/1 1") + locks("t/5 5")
+        session.receive_data(event("unlocked", "t/1") + event("unlocked", "t/3", 3), 0.0)
+        assert take(watch) == unlocks("t/3 3")
+
     def test_is_reset_by_the_next_complete_snapshot(self):
         session = connected()
         watch = live_watch(session, row("t/1", 1), row("t/2", 2), truncated=True)

@@ -14,7 +14,8 @@ import java.util.Optional;
  * @param of the limit of the units; 0 if the mode is another one
  * @param id the id of the lock
  * @param transaction the transaction to which it belongs
- * @param isTruncated more locks are held than the server searches or lists. The end of such a lock is not always reported
+ * @param isTruncated more locks are held than the server searches or lists. The end of such a lock is not always
+ *     reported, or too early: if more than 100,000 reported locks are not listed, the oldest of them are reported as unlocked
  */
 public record Change(String state, String resource, String mode, int units, int of, long id, Optional<String> transaction,
         boolean isTruncated) {

@@ -2,6 +2,7 @@ package dev.genielock;
 
 import java.time.Duration;
 import java.util.ArrayDeque;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.Iterator;
 import java.util.List;
@@ -20,6 +21,8 @@ import java.util.stream.Stream;
  */
 public final class Watch implements Iterable<Change>, AutoCloseable {
     private static final int MAX_BUFFERED_CHANGES = 10_000;
+    // How many reported locks that are missing from a truncated snapshot still count as held. Their ends may have been missed.
+    private static final int MAX_UNLISTED_LOCKS = 100_000;
 
     private record Key(String resource, long id) {}
 
@@ -182,12 +185,15 @@ public final class Watch implements Iterable<Change>, AutoCloseable {
         boolean isTruncated = message.isTrue("truncated");
         List<Change> rows = message.held();
         changes.add(Change.resync(isTruncated));
-        if (!isTruncated) { // otherwise a lock that is missing may be held; only a lock that conflicts with it shows its end
-            var present = rows.stream().map(row -> new Key(row.resource(), row.id())).collect(Collectors.toSet());
-            Stream<Change> reported = held.values().stream().flatMap(locks -> locks.byId.values().stream());
-            reported.filter(lock -> !present.contains(new Key(lock.resource(), lock.id()))).toList()
-                    .forEach(lock -> unlocked(lock.resource(), lock.id()));
+        var present = rows.stream().map(row -> new Key(row.resource(), row.id())).collect(Collectors.toSet());
+        List<Change> missing = held.values().stream().flatMap(locks -> locks.byId.values().stream())
+                .filter(lock -> !present.contains(new Key(lock.resource(), lock.id()))).toList();
+        if (isTruncated) {
+            // They may be held; only a lock that conflicts with one shows its end. If there are too many, the oldest count as ended.
+            long ends = Math.max(0, missing.size() - MAX_UNLISTED_LOCKS);
+            missing = missing.stream().sorted(Comparator.comparingLong(Change::id)).limit(ends).toList();
         }
+        missing.forEach(lock -> unlocked(lock.resource(), lock.id()));
         for (Change row : rows) locked(row);
         changed.signalAll();
     }

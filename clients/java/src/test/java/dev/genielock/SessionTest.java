@@ -552,6 +552,25 @@ class SessionTest {
 
     /** Those tasks may wait for the caller. */
     @Test
+    void theLocksThatTruncatedSnapshotsDoNotListAreBounded() throws Exception {
+        var session = new Session(Config.of(GenieClient.builder().addresses("127.0.0.1:" + Servers.freePort()).lazy(),
+                new Clock.Real("timer")));
+        session.start();
+        int count = 100_002;
+        var rows = IntStream.rangeClosed(1, count).mapToObj(i -> Map.of("resource", "a/" + i, "mode", "exclusive", "id", i)).toList();
+        try (var watch = new Watch(session, "")) {
+            try (var held = session.mutex.hold()) {
+                watch.onSnapshot(null, new Wire.Message("watching", Map.of("held", rows, "truncated", false)));
+                watch.onSnapshot(null, new Wire.Message("watching", Map.of("held", List.of(), "truncated", true)));
+            }
+            for (int i = 0; i < count + 2; i++) watch.next(); // with two `resync`
+            assertEquals(List.of("unlocked a/1", "unlocked a/2"), List.of(next(watch), next(watch)));
+            assertTrue(watch.poll(Duration.ZERO).isEmpty());
+        }
+        session.close();
+    }
+
+    @Test
     void aThreadOfTheCommonPoolExecutesNoOtherTasksWhileItWaits() throws Exception {
         assumeTrue(ForkJoinPool.getCommonPoolParallelism() > 1, "tasks have threads of their own");
         client.lockAsync("b"); // without an answer: then a caller does not read itself
