@@ -189,11 +189,28 @@ func (w *Watch) onSnapshot(r *call) {
 	}
 	w.isLive, w.call = true, nil
 	w.changes = append(w.changes, Change{State: "resync", Truncated: r.answer.Truncated})
+	for _, key := range w.missing(rows, r.answer.Truncated) {
+		w.unlocked(key.Resource, key.ID)
+	}
+	for _, row := range rows {
+		w.locked(row)
+	}
+	w.wake()
+}
+
+// missing returns the resources and ids of the reported locks that a snapshot shows to have ended.
+func (w *Watch) missing(rows []Change, isTruncated bool) (missing []Change) {
+	reported := 0
+	for _, locks := range w.held {
+		reported += len(locks.byID)
+	}
+	if isTruncated && reported <= maxUnlistedLocks { // all of them count as held
+		return nil
+	}
 	present := map[Change]bool{}
 	for _, row := range rows {
 		present[Change{Resource: row.Resource, ID: row.ID}] = true
 	}
-	var missing []Change
 	for resource, locks := range w.held {
 		for id := range locks.byID {
 			if key := (Change{Resource: resource, ID: id}); !present[key] {
@@ -201,17 +218,11 @@ func (w *Watch) onSnapshot(r *call) {
 			}
 		}
 	}
-	if r.answer.Truncated { // what is left are the oldest
+	if isTruncated { // what is left are the oldest
 		slices.SortFunc(missing, func(a, b Change) int { return cmp.Compare(a.ID, b.ID) })
 		missing = missing[:max(0, len(missing)-maxUnlistedLocks)]
 	}
-	for _, key := range missing {
-		w.unlocked(key.Resource, key.ID)
-	}
-	for _, row := range rows {
-		w.locked(row)
-	}
-	w.wake()
+	return missing
 }
 
 func (w *Watch) onEvent(event Change) {

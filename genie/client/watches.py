@@ -160,13 +160,14 @@ class Watch(Call):
         snapshot may still be held, so no `unlocked` change is appended for the last `MAX_UNLISTED_LOCKS` of these locks.
         """
         self.truncated = truncated
-        held_keys = {(row.resource, row.id) for row in rows}
-        reported_keys = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
-        missing_keys = [key for key in reported_keys if key not in held_keys]
-        if truncated:
-            del missing_keys[-MAX_UNLISTED_LOCKS:]
-        for resource, id in missing_keys:
-            self.apply_unlocked(resource, id)
+        if not truncated or sum(map(len, self.held_locks.values())) > MAX_UNLISTED_LOCKS:
+            held_keys = {(row.resource, row.id) for row in rows}
+            reported_keys = [(resource, id) for resource, locks in self.held_locks.items() for id in locks]
+            missing_keys = [key for key in reported_keys if key not in held_keys]
+            if truncated:
+                del missing_keys[-MAX_UNLISTED_LOCKS:]
+            for resource, id in missing_keys:
+                self.apply_unlocked(resource, id)
         for row in rows:
             self.apply_locked(row)
 

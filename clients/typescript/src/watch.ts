@@ -74,11 +74,13 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   onSnapshot({ held, truncated }: Watching): void {
     this.#state = 'live';
     this.#truncated = truncated;
-    const present = new Set(held.map(({ id, resource }) => `${id} ${resource}`));
     const reported = [...this.#held.values()].flatMap((locks) => [...locks.values()]);
-    const missing = reported.filter(({ id, resource }) => !present.has(`${id} ${resource}`));
-    if (truncated) missing.splice(-MAX_UNLISTED_LOCKS); // what is left are the oldest
-    for (const { id, resource } of missing) this.#unlock(resource, id);
+    if (!truncated || reported.length > MAX_UNLISTED_LOCKS) {
+      const present = new Set(held.map(({ id, resource }) => `${id} ${resource}`));
+      const missing = reported.filter(({ id, resource }) => !present.has(`${id} ${resource}`));
+      if (truncated) missing.splice(-MAX_UNLISTED_LOCKS); // what is left are the oldest
+      for (const { id, resource } of missing) this.#unlock(resource, id);
+    }
     for (const row of held) this.#lock({ state: 'locked', ...row });
     this.#wake?.();
   }
