@@ -116,7 +116,8 @@ def encode(change: Request | RetainedReply) -> bytes:
         elif note is None:  # a connection without a session is not stored: store its note as the note of the request
             note = origin.note
     # The arguments are positional, because keywords would be slower on this hot path. msgspec omits a field whose value
-    # is the same object as the default: so a timeout that is equal to the default is replaced by the default.
+    # is the same object as the default: so a value that is equal to the default is replaced by the default. The priority
+    # of a compiled request is a float: 0.0.
     return _encode(
         Record(
             change.since,
@@ -129,7 +130,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             change.shared,
             change.fence,
             change.transaction,
-            change.priority,
+            change.priority or 0,
             change.ref,
             change.release_on_disconnect,
             None if moved is None else {name: entry[:2] for name, entry in moved.items()},  # without the request

@@ -106,7 +106,7 @@ def test_a_record_without_the_fields_of_every_version_is_rejected() -> None:
 
 def test_defaults_are_not_stored() -> None:
     """The defaults would be half of the record of a plain lock."""
-    request = Request(exclusive=("a",), queue_timeout_ms=float("10000"), transaction_timeout_ms=10_000)
+    request = Request(exclusive=("a",), queue_timeout_ms=float("10000"), transaction_timeout_ms=10_000, priority=0.0)
     LockManager().step(request, 0)
     assert json.decode(encode(request)).keys() == {"since", "since_unix_ms", "deadline", "exclusive", "fence"}
     request.queue_timeout_ms = request.transaction_timeout_ms = 9_999.5
