@@ -258,9 +258,11 @@ endef
 MISSING = $(strip $(if $(shell command -v redis-server),,redis-server) \
   $(if $(shell command -v postgres || ls /usr/lib/postgresql/*/bin/postgres 2>/dev/null),,postgresql) \
   $(if $(shell command -v mariadbd || ls /usr/sbin/mariadbd /usr/libexec/mariadbd 2>/dev/null),,mariadb-server) \
-  $(if $(shell command -v chromium),,chromium) $(if $(shell command -v chromedriver),,chromium-driver))
+  $(if $(shell command -v chromium),,chromium) $(if $(shell command -v chromedriver),,chromium-driver) \
+  $(if $(shell command -v cc),,gcc libc6-dev))
 
-# What is missing for the tests, in one installation, which is quicker than one for each program.
+# What is missing for the tests, in one installation, which is quicker than one for each program. Without a C compiler, the
+# test of the compiled modules is skipped, and says so.
 .PHONY: programs
 programs:
 	@$(if $(MISSING),$(call apt,$(MISSING)),:)

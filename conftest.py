@@ -18,7 +18,7 @@ FIXTURES = {"genie", "redis", "chromium", "server"}
 """Fixtures that do."""
 DATABASES = {"postgres", "postgresql", "mariadb", "redis"}
 """Parameters of tests that do."""
-LONG = {"test_work.py"}
+LONG = {"test_work.py", "test_compiled.py"}
 """Files that are run first, because they take long and would be among the last: the other processes would wait for them."""
 
 
