@@ -274,14 +274,17 @@ async def _serve(settings: Settings, read_settings: ReadSettings | None) -> int:
     server = Server(settings, read_settings=read_settings, describe_error=_describe_error)
     if server.access.allows_anonymous:
         check_exposure(settings)
+    admin = None
+    if settings.admin.port is not None:
+        # Imported here, because no other command needs it, and before clients can connect, because this takes half a second.
+        from genie.admin import AdminServer  # noqa: PLC0415
+
+        admin = AdminServer(server)
     # Bind the main port before the admin port: if the server runs already, both are in use, and the error names the first.
     listening = server.bind_address()
-    if settings.admin.port is None:
+    if admin is None:
         _print_banner(settings, listening, None)
         return await server.run()
-    from genie.admin import AdminServer  # noqa: PLC0415 - slow to import, and no other command needs it
-
-    admin = AdminServer(server)
     try:
         await admin.start()
     except OSError as error:
