@@ -263,7 +263,7 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "a snapshot is not compared",
         "client/watches.py",
-        "        if not truncated:\n",
+        "        if not truncated or sum(map(len, self.held_locks.values())) > MAX_UNLISTED_LOCKS:\n",
         "        if False:\n",
         source="10",
     ),
