@@ -684,8 +684,9 @@ class AsyncConnection:
         raise ConnectionLost("the client was closed")
 
     def start_watch(self, watch: Watch) -> None:
-        """Subscribe a watch before its first change is awaited."""
+        """Subscribe a watch before its first change is awaited. Raises RequestRejected if the client has ended."""
         self.check_open()
+        self._check_not_ended()
         self.session.watches.request_next(watch, clock.now())
         self.flush_soon()
 
@@ -703,9 +704,10 @@ class AsyncConnection:
     def request_next(self, watch: Watch, future: CallFuture) -> None:
         """Complete `future` with None as soon as a watch has a change or has ended.
 
-        Raises RuntimeError if another caller waits for a change of the same watch.
+        Raises RuntimeError if another caller waits for a change of the same watch, and RequestRejected if the client has ended.
         """
         self.check_open()
+        self._check_not_ended()
         if watch.future is not None:
             raise RuntimeError(
                 "another caller already waits for the next change of this watch: call client.watch() for each caller"
@@ -736,6 +738,11 @@ class AsyncConnection:
         rejection = self.session.handshake.rejection
         if rejection is not None:
             raise rejection
+
+    def _check_not_ended(self) -> None:
+        """Raise the error that ended the client, if there is one: the client does not connect again, so a watch would wait."""
+        if self.session.handshake.has_ended:
+            self.check_not_rejected()
 
     async def _send_and_wait(self, call: Call) -> Any:
         """Send a call, and wait for its outcome. If this task is cancelled, a request is released."""

@@ -200,6 +200,12 @@ async def test_two_processes_with_one_session_find_out(genie):
             task.cancel()
         with pytest.raises(RequestRejected, match="session-taken-over"):
             await loser.acquire("a")
+        with pytest.raises(RequestRejected, match="session-taken-over"):
+            async with asyncio.timeout(WAIT_S):
+                await anext(loser.watch("a"))
+        with pytest.raises(RequestRejected, match="session-taken-over"):
+            async with loser.watch("a"):
+                pass
         async with (other if loser is one else one).lock("a"):
             pass
     assert genie.until("session taken over repeatedly")["takeovers"] == 3
