@@ -196,7 +196,13 @@ class ClientModel:
         self.coverage["quiet"] += self.quiet
         if secret is not None:
             self.coverage["resumed" if payload["resumed"] else "begun"] += 1
-            if not payload["resumed"]:
+            if payload["resumed"] and secret not in self.shared.generations:
+                # The client that began the session reads its welcome later than the one that took it over.
+                self.shared.generations[secret] = 1
+                self.shared.begun_late.add(secret)
+            elif not payload["resumed"] and secret in self.shared.begun_late:
+                self.shared.begun_late.remove(secret)
+            elif not payload["resumed"]:
                 self.shared.generations[secret] = self.shared.generations.get(secret, 0) + 1
             self.owner = (secret, self.shared.generations.get(secret))
             self.resuming = True

@@ -47,6 +47,8 @@ class SharedModel:
         """The fencing tokens since then."""
         self.generations: dict[str, int] = {}
         """The number of sessions with each secret."""
+        self.begun_late: set[str] = set()
+        """Secrets of sessions that were taken over before the client that began them has read its `welcome`."""
         self.releasers_by_ref: dict[str, set[Any]] = {}
         """The clients that released by ref."""
         self._by_ref: dict[tuple[Any, str], KnownRequest] = {}
