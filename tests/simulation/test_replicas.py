@@ -9,7 +9,9 @@ from typing import Any
 
 from genie.storage.redis.connection import ErrorReply, RedisConnection
 from genie.storage.redis.primary import Primary
+from genie.storage.redis.store import RedisStore
 from genie.storage.redis.url import Address, Login, RedisUrl
+from genie.storage.store import Batch, Node
 from genie.testing.simulation.network import Network
 from simulator.replication import ReplicatedRedis, ReplicationLog
 from simulator.sentinel import NAME, SENTINEL_PORT, SentinelQuorum
@@ -204,6 +206,22 @@ def test_after_connecting_to_a_new_primary_no_command_goes_to_the_old_one(networ
         assert master.address == connection.address
         assert await connection.call("HGET", "{genie}:h", "a") == b"1"
         assert (await (await group.connect("r1")).call("ROLE"))[0] == b"master"
+
+    run(network, scenario)
+
+
+def test_a_leader_leaves_a_primary_that_the_sentinels_have_replaced(network: Network) -> None:
+    """Without a commit, too: the old primary is cut off, so that nobody demotes it, and it would accept the next one."""
+
+    async def scenario(group: RedisGroup) -> None:
+        store = RedisStore(f"redis+sentinel://{','.join(HOSTS)}/{NAME}", allow_data_loss=True)
+        await store.open(Node("s1:7077", "s1:7077"), Batch, lambda _: None)
+        assert str(store._primary.address) == "r1:6379"
+        for other in ("r2", "r3"):
+            network.partition("r1", other)
+        await group.until(lambda: group.sentinels.master is not group.redises[0])
+        await group.until(lambda: str(store._primary.address) != "r1:6379")
+        await store.close()
 
     run(network, scenario)
 
