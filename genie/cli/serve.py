@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -214,14 +215,12 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
     settings = configuration.load()
 
     def read_changed_settings() -> Settings:
-        changed = configuration.read_again()
-        _raise_open_file_limit(changed.limits.max_connections)
-        return changed
+        return _fit_open_files(configuration.read_again())
 
     try:
         check_advertised(settings.advertise)
         logs.configure(settings.log_level, settings.log_format)
-        _raise_open_file_limit(settings.limits.max_connections)
+        settings = _fit_open_files(settings)
         read_settings = None if configuration.path is None else read_changed_settings
         status = run_on_uvloop(_serve(settings, read_settings))
     except OSError as error:
@@ -333,13 +332,18 @@ def check_exposure(settings: Settings) -> None:
             )
 
 
-def _raise_open_file_limit(max_connections: int) -> None:
-    """Raise this process's soft limit of open files, often 1,024 by default, so that the server can accept connections.
+def _fit_open_files(settings: Settings) -> Settings:
+    """Raise this process's soft limit of open files, often 1,024 by default, so that the server can accept its connections.
 
-    The soft limit is not raised above the hard limit.
+    The soft limit is not raised above the hard limit. If that is too low, return settings with fewer connections: otherwise
+    clients could use up the files that the server needs for Redis and for health checks.
     """
+    max_connections = settings.limits.max_connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = max_connections + OTHER_OPEN_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return settings
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    permitted = min(max_connections, max(soft - OTHER_OPEN_FILES, soft // 2))
+    return replace(settings, limits=replace(settings.limits, max_connections=permitted))

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import ExitStack
 
 import orjson
 import pytest
@@ -14,6 +19,7 @@ from genie.config import Settings
 from genie.server.app import Server
 from genie.server.machine import RECEIVE_BUFFER_BYTES, Machine
 from support.network.wire import Wire
+from support.processes.ports import free_port
 from support.processes.servers import WAIT_S, running_redis, running_server
 
 SESSION = "a secret of sixteen"
@@ -237,3 +243,29 @@ def test_connections_that_arrive_together_are_accepted_in_few_iterations_of_the_
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(asyncio.wait_for(accept(), WAIT_S))
+
+
+FEW_FILES = """
+import resource
+from genie.cli import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+main(prog_name="genie")
+"""
+
+
+def test_clients_cannot_use_up_the_open_files_that_health_checks_need() -> None:
+    port, admin_port = free_port(), free_port()
+    environment = os.environ | {"GENIE_PORT": str(port), "GENIE_ADMIN_PORT": str(admin_port)}
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", FEW_FILES, "serve"], env=environment, stdout=subprocess.PIPE)
+        )
+        stack.callback(server.kill)
+        assert server.stdout is not None
+        server.stdout.readline()
+        for _ in range(150):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+        rejected = stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S))
+        assert b"too-many" in rejected.recv(1000)
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin_port}/livez", timeout=WAIT_S) as response:
+            assert response.status == 200
