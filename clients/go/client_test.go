@@ -1373,6 +1373,25 @@ func TestATruncatedWatch(t *testing.T) {
 	next(Change{State: "locked", Resource: "a", Mode: "exclusive", ID: 4, Transaction: ""})
 }
 
+func TestAnInvalidSnapshotEndsTheConnection(t *testing.T) {
+	events := make(chan Event, 10)
+	f, p, client := connected(t, Config{OnEvent: func(event Event) { events <- event }})
+	watch, err := client.Watch("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[5],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
+	p.expectClosed()
+	if up, down := <-events, <-events; up.State != "up" || !strings.Contains(fmt.Sprint(down.Err), "invalid snapshot") {
+		t.Fatal(up, down)
+	}
+	p = f.handshake(true)
+	p.send(fmt.Sprintf(`{"command":"watching","payload":{"prefix":"","held":[],"truncated":false,"ref":%q}}`, p.expect("watch").text("ref")))
+	if change, err := watch.Next(background); err != nil || change.State != "resync" {
+		t.Fatal(change, err)
+	}
+}
+
 func TestTheLocksThatTruncatedSnapshotsDoNotListAreBounded(t *testing.T) {
 	watch := &Watch{client: &Client{}, held: map[string]*heldLocks{}}
 	snapshot := func(truncated bool, rows []Change) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -183,8 +184,12 @@ func (w *Watch) request() {
 
 // onSnapshot handles the answer to a `watch`. It adds the changes that lead from the reported locks to the present ones.
 func (w *Watch) onSnapshot(r *call) {
+	if w.call != r {
+		return
+	}
 	var rows []Change
-	if w.call != r || json.Unmarshal(r.answer.Held, &rows) != nil {
+	if err := json.Unmarshal(r.answer.Held, &rows); err != nil { // otherwise the watch would wait for an answer
+		w.client.conn.close(fmt.Errorf("the server sent an invalid snapshot: %w", err))
 		return
 	}
 	w.isLive, w.call = true, nil
