@@ -702,7 +702,8 @@ async def retry_until_done(
             if str(error) != last_error:
                 last_error = str(error)
                 log.warning("store operation failed, retrying", operation=operation, reason=last_error)
-            await asyncio.sleep(round(backoff.next_delay(), 3))
+        # Not in the handler: compiled by mypyc, a coroutine that is closed there can overwrite memory beyond `None`.
+        await asyncio.sleep(round(backoff.next_delay(), 3))
 
 
 def new_backoff() -> Backoff:

@@ -183,9 +183,11 @@ class RedisStore:
                 now = self._loop.time()
                 outage = self._outage_log.on_failure(error, now, failed_since(error, now), leads=False)
                 follower.on_store_failure(outage)
-                await asyncio.sleep(DENIED_RETRY_S if is_denied(error) else round(backoff.next_delay(), 3))
+                delay_s = DENIED_RETRY_S if is_denied(error) else round(backoff.next_delay(), 3)
             else:
                 return state_machine
+            # Not in the handler: compiled by mypyc, a coroutine that is closed there can overwrite memory beyond `None`.
+            await asyncio.sleep(delay_s)
 
     def _begin_to_lead(self, counters: Batch, acquired_at: float) -> None:
         """Prepare for commits, and start the background tasks of a leader.
@@ -251,10 +253,13 @@ class RedisStore:
         counters = encode_batch(last_batch, {})
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                try:
-                    await self._keyspace.resign(last_index, counters)
-                except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
-                    await self._keyspace.resign(last_index, counters)
+                for is_last_attempt in (False, True):
+                    try:
+                        await self._keyspace.resign(last_index, counters)
+                        break
+                    except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
+                        if is_last_attempt:
+                            raise
         except FAILURES as error:
             self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=str(error))
 
