@@ -67,6 +67,17 @@ LONG_TESTS = ["tests/unit/server"]
 some of them on a busy machine."""
 LONG_FILES = ["test_bound.py", "test_subtree_bounds.py"]
 """Files of `TESTS` that only the long form runs. They take seconds, because they measure sizes and bounds."""
+SIMULATION = """
+import gc
+from itertools import islice
+from simulator.soak import run, seeds_of_all_kinds
+for seed in (3_000_000, 3_000_000, 3_000_000, *islice(seeds_of_all_kinds(), 12)):
+    cluster, failures = run(seed)
+    assert not failures, (seed, failures)
+    del cluster
+    gc.collect()
+"""
+"""Simulated scenarios. They close coroutines, which no other test does: in the first, of a follower that waits for Redis."""
 QUICK_COMPILER = """#!/bin/sh
 for option; do
   shift
@@ -117,6 +128,15 @@ def test_the_compiled_modules_pass_the_same_tests(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-3000:]
+    simulated = subprocess.run(
+        [sys.executable, "-c", SIMULATION],
+        cwd=source,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert simulated.returncode == 0, simulated.stdout[-3000:] + simulated.stderr[-3000:]
 
 
 def _compile(source: Path, compiler: Path) -> None:
