@@ -155,7 +155,7 @@ def history(
             now_ms = time.time() * 1000
             chart = draw(result.requests, since, now_ms if until is None else min(until, now_ms))
             Path(svg).write_text(chart, encoding="utf-8")
-    except (UnreadableHistory, OSError) as error:
+    except (UnreadableHistory, OSError, UnicodeEncodeError) as error:  # the last for a name that is not UTF-8
         raise click.ClickException(str(error)) from None
     no_history = f"{history_dir} has no history of the namespace {(namespace or NAMESPACE)!r}."
     output.print(result, partial(_report, name, no_history), document=to_builtins)

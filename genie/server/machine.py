@@ -72,7 +72,7 @@ class Machine:
             sock.bind(f"\0genie {address[0]} {address[1]}")
         except OSError:
             sock.close()
-            raise OSError(errno.EADDRINUSE, "another server is starting on this address") from None
+            raise OSError(errno.EADDRINUSE, "another server is starting or stopping on this address") from None
         return sock
 
     def boot_id(self) -> str:
