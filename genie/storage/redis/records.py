@@ -117,7 +117,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             note = origin.note
     # The arguments are positional, because keywords would be slower on this hot path. msgspec omits a field whose value
     # is the same object as the default: so a value that is equal to the default is replaced by the default. The priority
-    # of a compiled request is a float: 0.0.
+    # of a compiled request is a float: 0.0. The negated priorities of `moved` are -0.0 or 0, too.
     return _encode(
         Record(
             change.since,
@@ -133,7 +133,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             change.priority or 0,
             change.ref,
             change.release_on_disconnect,
-            None if moved is None else {name: entry[:2] for name, entry in moved.items()},  # without the request
+            None if moved is None else {name: (entry[0] or 0, entry[1]) for name, entry in moved.items()},
             session_key,
             session_timeout_ms,
             context.choice_digest,
