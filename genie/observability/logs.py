@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -88,24 +89,25 @@ class _TolerantLogger:
 
     def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger, stream: TextIO) -> None:
         self._write = logger.msg
-        self._writable = select.poll()
-        try:
-            self._writable.register(stream.fileno(), select.POLLOUT)
-            self._has_file = True
-        except OSError:  # a test has replaced stdout by an object in memory
-            self._has_file = False
+        self._descriptor: int | None = None
+        """The file descriptor of stdout. None if a test has replaced stdout by an object in memory."""
+        with contextlib.suppress(OSError):
+            self._descriptor = stream.fileno()
         self._omitted_count = 0
         """Number of lines that were omitted since the last line that was written."""
 
     def msg(self, line: Any) -> None:
         """Write a log line if stdout accepts it soon. Otherwise omit it, and log later how many lines were omitted."""
         # After an omitted line, the next ones do not wait again.
-        if self._has_file and not self._writable.poll(0 if self._omitted_count else MAX_WRITE_WAIT_MS):
+        if not self._is_writable(0 if self._omitted_count else MAX_WRITE_WAIT_MS):
             self._omitted_count += 1
             return
         if self._omitted_count:
             omitted_count, self._omitted_count = self._omitted_count, 0
             structlog.get_logger().warning("log entries omitted", reason="stdout accepted none", count=omitted_count)
+            if self._omitted_count:  # the warning was not written either
+                self._omitted_count = omitted_count + 1
+                return
         try:
             self._write(line)
         except (BrokenPipeError, ValueError):  # its reader has ended
@@ -114,6 +116,14 @@ class _TolerantLogger:
             self._omitted_count += 1
 
     debug = info = warning = error = msg
+
+    def _is_writable(self, wait_ms: int) -> bool:
+        """Return whether stdout accepts a line, at the latest after `wait_ms`."""
+        if self._descriptor is None:
+            return True
+        poll = select.poll()  # one for each call: threads log, too, and two of them must not wait with the same object
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(wait_ms))
 
 
 def _make_printable(_: object, __: str, event_dict: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -113,7 +113,8 @@ logs.configure("info", "json")
 log = structlog.get_logger()
 file = os.dup(1)
 os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-log.info("one")
+for _ in range(5):
+    log.info("one")
 os.dup2(file, 1)
 log.info("two")
 """
@@ -121,7 +122,40 @@ log.info("two")
 
 def test_the_log_continues_when_the_disk_is_no_longer_full() -> None:
     result = subprocess.run([sys.executable, "-c", FULL_DISK], capture_output=True, text=True, check=True)
-    assert json.loads(result.stdout.splitlines()[-1])["event"] == "two"
+    *_, omitted, last = map(json.loads, result.stdout.splitlines())
+    assert (omitted["event"], omitted["count"]) == ("log entries omitted", 5)
+    assert last["event"] == "two"
+
+
+THREADS = """
+import os, threading
+from genie.observability import logs
+import structlog
+logs.configure("info", "json")
+log = structlog.get_logger()
+reader, writer = os.pipe()
+os.set_blocking(writer, False)  # a write that would block is an error
+os.dup2(writer, 1)
+try:
+    while True:
+        os.write(1, b"x" * 4096)
+except BlockingIOError:
+    pass
+begun = threading.Barrier(2)
+def wait_and_log():
+    begun.wait()
+    log.info("a line")  # both threads wait for the pipe
+    os.write(2, b"logged ")
+thread = threading.Thread(target=wait_and_log)
+thread.start()
+wait_and_log()
+thread.join()
+"""
+
+
+def test_two_threads_can_log_while_stdout_accepts_nothing() -> None:
+    result = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "logged logged ")
 
 
 def test_a_process_without_stdout_can_log() -> None:
