@@ -37,6 +37,19 @@ def test_waiting_for_an_event_that_can_not_occur_raises(loop: SimLoop) -> None:
         loop.run_until_complete(loop.create_future())
 
 
+def test_a_task_that_never_waits_for_the_clock_raises(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genie.testing.simulation.loop.MAX_BUSY_ITERATIONS", 100)
+
+    async def spin(iterations: int) -> None:
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(spin(90))
+    loop.run_until_complete(asyncio.sleep(1))
+    with pytest.raises(Stuck, match="100 iterations"):
+        loop.run_until_complete(spin(110))
+
+
 def test_a_cancelled_timer_does_not_advance_the_clock(loop: SimLoop) -> None:
     loop.call_later(100, print).cancel()
     loop.run_until_complete(asyncio.sleep(1))

@@ -39,8 +39,12 @@ from genie.client.process import Process, use_process
 T = TypeVar("T")
 
 
+MAX_BUSY_ITERATIONS = 300_000
+"""For how many iterations in a row a callback may be ready, so that the clock does not advance to a timer."""
+
+
 class Stuck(Exception):
-    """No callback is ready and no timer is set, so no task of the simulation can ever continue."""
+    """No task of the simulation can ever continue, or tasks run for very long without waiting for the clock."""
 
 
 class Node:
@@ -105,6 +109,8 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self._now_s = start_s
         self._step_s = step_s
+        self._busy_iterations = 0
+        """The number of iterations since the clock last advanced to a timer."""
         self._killed_tasks: list[list[asyncio.Task[Any]]] = []
         """The tasks of killed nodes. They stay referenced because garbage collection would run their `finally` blocks."""
         self.finished = False
@@ -168,11 +174,14 @@ class SimLoop(asyncio.BaseEventLoop):
         """Run one iteration of the loop: advance the clock, then run all callbacks that are ready.
 
         The method of asyncio, which this one replaces, would wait in real time. Callbacks of dead nodes are dropped,
-        and callbacks of stopped nodes are deferred. Raises Stuck if nothing can ever happen again.
+        and callbacks of stopped nodes are deferred. Raises Stuck if nothing can ever happen again, or if the clock does
+        not advance to a timer for MAX_BUSY_ITERATIONS iterations.
         """
         ready, timers = self._ready, self._scheduled
         self._now_s += self._step_s
+        self._busy_iterations += 1
         if not ready:
+            self._busy_iterations = 0
             while timers and timers[0].cancelled():
                 heapq.heappop(timers)._scheduled = False  # type: ignore[attr-defined]
             if not timers:
@@ -180,6 +189,10 @@ class SimLoop(asyncio.BaseEventLoop):
                     return
                 raise Stuck("no callback is ready and no timer is set")
             self._now_s = max(self._now_s, timers[0].when())
+        elif self._busy_iterations > MAX_BUSY_ITERATIONS:
+            raise Stuck(
+                f"tasks have run for {MAX_BUSY_ITERATIONS:,} iterations without waiting: the clock stands still"
+            )
         now = self._now_s
         while timers and timers[0].when() <= now:
             timer = heapq.heappop(timers)
