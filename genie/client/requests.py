@@ -526,12 +526,12 @@ class Requests:
             self._calls.outcomes.append(Outcome(call, result=errors.SUCCESS))
             return
         is_own_release = isinstance(call, Release) and own_request is not None
-        # Other calls have only an id. This client may hold the lock with this id.
+        # A release by id has no request of this client, but this client may hold the lock with this id.
         lock = own_request if is_own_release else self.find_held(call.id)
         if lock is not None and lock.state is not ENDED:
             self._lose(lock, errors.unknown_to_server(call.id))
         if isinstance(call, Extend) and own_request is not None:
-            error = errors.unknown_to_server(call.id)
+            error = errors.unknown_to_server(call.id)  # it says that the lock is lost, not only that the id is unknown
         self._calls.outcomes.append(Outcome(call, error=error))
 
     # -- helpers --------------------------------------------------------------------------------------------

@@ -189,10 +189,11 @@ def _special_successors(table: LockTable, request: Request, name: str, mode: Que
 def waiting_owners_below(table: LockTable, subtree: str, special: Subtree, owner: Owner) -> Iterator[Owner]:
     """Yield the waiting transactions that hold locks below a subtree. Owners that do not wait are in no cycle.
 
-    A transaction with more than `MAX_READ_GRANTS` locks may be yielded although none of them is below the subtree. Yields
-    `owner`, the owner of the request for the subtree, for reads that lead to no other owner.
+    A transaction with more than `MAX_READ_GRANTS` locks may be yielded although none of them is below the subtree. The
+    caller counts each yielded owner as a step of its search. Reads without a result are steps, too: for each
+    `WAITERS_PER_STEP` of them `owner` is yielded, the owner of the request for the subtree, which adds no edge.
     """
-    if special.shared_count + special.exclusive_count == len(special.examples):  # these are all locks below it
+    if special.shared_count + special.exclusive_count == len(special.examples):  # the examples are all locks below it
         for _, holder in special.examples.values():
             yield holder.owner
         return
@@ -350,7 +351,7 @@ def may_be_in_cycle(table: LockTable, new_request: Request, overtakes: bool) -> 
 def _search(table: LockTable, start: Owner, neighbours: Neighbours, first: Iterator[Owner]) -> Iterator[bool]:
     """Search the graph depth first from `start`. `first` yields the neighbours of `start`.
 
-    Yields after each edge, so that the caller can interrupt the search: True if the edge leads back to `start`, else False.
+    Yields after each edge, so that the caller can interrupt the search: True if the edge closes a cycle through `start`, else False.
     """
     visited = {start}
     stack = []

@@ -364,7 +364,7 @@ def test_warnings_are_not_part_of_an_export(stored: Stored, monkeypatch: pytest.
     finally:
         structlog.reset_defaults()
     assert result.exit_code == 0
-    assert "replication log changed during load" in result.stderr
+    assert "replication log was trimmed or replaced during load" in result.stderr
     assert [json.loads(line).get("id") for line in result.stdout.splitlines()] == [None, 2, 3, None]
 
 

@@ -146,7 +146,8 @@ async def load_state(keyspace: Keyspace, reader: LogReader, log: FilteringBoundL
         except LogTruncated:
             await _raise_if_incomplete(keyspace, reader)
             log.warning(
-                "replication log changed during load, reloading state", position=encode_position(reader.position)
+                "replication log was trimmed or replaced during load, reloading state",
+                position=encode_position(reader.position),
             )
 
 
