@@ -156,6 +156,9 @@ class EncryptedOutput(asyncio.BufferedProtocol):
         self._protocol = protocol
         self.is_paused = False
         """True if the client has left much output unread. The TLS protocol must not resume the writing meanwhile."""
+        self.is_end_unread = False
+        """True if the client has ended the connection while its input was not read. Then the TLS protocol of asyncio closes the
+        connection only after its input is read again."""
 
     @property
     def unread_bytes(self) -> int:
@@ -183,9 +186,10 @@ class EncryptedOutput(asyncio.BufferedProtocol):
         """Pass the event on to the TLS protocol."""
         self._tls.buffer_updated(nbytes)
 
-    def eof_received(self) -> bool | None:
-        """Pass the event on to the TLS protocol."""
-        return self._tls.eof_received()
+    def eof_received(self) -> bool:
+        """Pass the event on to the TLS protocol, which returns True if the connection stays open because input is unread."""
+        self.is_end_unread = self._tls.eof_received() is True
+        return self.is_end_unread
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass the event on to the TLS protocol."""

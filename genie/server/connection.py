@@ -412,7 +412,7 @@ class Connection(Peer, asyncio.Protocol):
         if transport is None or transport.is_closing() or self._lingers_until:
             return
         if self._eof or not transport.can_write_eof():  # TLS has no half-close, and discards input when it is closed
-            transport.close()
+            self._close(transport)
             return
         loop = asyncio.get_running_loop()
         self._lingers_until = loop.time() + LINGER_S
@@ -420,6 +420,12 @@ class Connection(Peer, asyncio.Protocol):
             transport.write_eof()
         loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)  # 0 bytes discarded so far
         self._update_reading()
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close the transport when all messages are sent."""
+        if self._encrypted_output is not None and self._encrypted_output.is_end_unread:
+            transport.resume_reading()  # the input is discarded; otherwise the connection would stay open
+        transport.close()
 
     def abort(self) -> None:
         """Close immediately, without sending pending messages."""
@@ -538,7 +544,7 @@ class Connection(Peer, asyncio.Protocol):
         if not self._admission.crowded:
             self.finish()
         elif self._transport is not None:
-            self._transport.close()
+            self._close(self._transport)
 
     def reauthorize(self, principal: Principal) -> None:
         """Give the connection the permissions of `principal`."""

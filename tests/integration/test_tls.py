@@ -700,3 +700,24 @@ def test_close_notify_is_sent_at_once(
             writer.close()
 
     run(work())
+
+
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_a_connection_whose_client_ends_while_its_input_is_not_read_is_closed(
+    run: Callable[[Any], Any], certificates: Certificates, monkeypatch: pytest.MonkeyPatch, authenticated: bool
+) -> None:
+    monkeypatch.setattr(listener, "TLS_SHUTDOWN_TIMEOUT_S", 10 * WAIT_S)
+    inspects = b'{"command":"inspect","payload":{}}\n' * 300  # a batch executes one of them
+    wrong_hello = b'{"command":"hello","payload":{"protocol":1,"token":"%b"}}\n' % (b"x" * 64)
+
+    async def work() -> None:
+        settings = {"max_line": 1_000} if authenticated else {"token": "y" * 64}
+        async with serving(certificates, **settings) as (server, address):
+            clients = [await asyncio.open_connection(*address, ssl=certificates.context()) for _ in range(20)]
+            for _, writer in clients:
+                writer.write(inspects + b"x" * 2_000 if authenticated else wrong_hello)
+                writer.transport.abort()
+            await until(lambda: not len(server.connections))
+
+    monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)  # one first line in an iteration of the event loop
+    run(work())
