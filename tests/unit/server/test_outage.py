@@ -114,3 +114,23 @@ async def test_a_client_that_does_not_read_its_errors_is_disconnected_and_its_lo
     assert set(world.table.uncontended) == {"b"}
     assert not world.pipeline._scheduler
     world.pipeline.stop()
+
+
+async def test_the_error_of_a_release_or_extension_has_its_id_and_its_ref() -> None:
+    world = World()
+    client, other = Client(world), Client(world)
+    world.store.held_back = []
+    other.lock("a")
+    await asyncio.sleep(0)
+    client.send("release", id=7)
+    client.send("release", id=8, ref="r")
+    client.send("extend", id=9, transactionTimeout=1_000)
+    exceed_store_timeout(world.pipeline)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert codes(client) == ["unavailable"] * 3
+    found = [(message["payload"].get("id"), message["payload"].get("ref")) for message in client.received]
+    assert found == [(7, None), (8, "r"), (9, None)]
+    world.store.acknowledge()
+    await world.settle()
+    world.pipeline.stop()
