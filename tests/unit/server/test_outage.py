@@ -134,3 +134,15 @@ async def test_the_error_of_a_release_or_extension_has_its_id_and_its_ref() -> N
     world.store.acknowledge()
     await world.settle()
     world.pipeline.stop()
+
+
+async def test_the_error_of_a_release_for_another_namespace_has_its_id_and_its_ref() -> None:
+    world = World()
+    client = Client(world)
+    client.send("release", id=7, ref="r", namespace="other")
+    client.send("extend", id=8, transactionTimeout=1_000, namespace="other")
+    await world.settle()
+    found = [(message["payload"]["code"], message["payload"].get("id")) for message in client.received]
+    assert found == [("bad-request", 7), ("bad-request", 8)]
+    assert client.received[0]["payload"]["ref"] == "r"
+    world.pipeline.stop()
