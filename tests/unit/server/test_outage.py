@@ -1,4 +1,4 @@
-"""Commands of clients while the store is unavailable: they are rejected in slices, between which other clients are served."""
+"""Rejected commands: those of an outage in slices, between which other clients are served, and the fields of their errors."""
 
 from __future__ import annotations
 
