@@ -8,6 +8,8 @@ import logging
 import os
 import select
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,7 +21,9 @@ from genie.text import is_printable, printable, printable_json
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
 MAX_WRITE_WAIT_MS = 50
-"""How long a log line waits until stdout accepts it, while the event loop waits as well."""
+"""How long a log line waits until stdout accepts it, or the next part of it, while the event loop waits as well."""
+PART_BYTES = 4 << 10
+"""A longer line is written in parts: a pipe that counts as writable has room for 4 KiB, and may wait for the rest."""
 
 
 def configure(level: str, form: str) -> None:
@@ -83,39 +87,60 @@ def set_level(level: str) -> None:
 class _TolerantLogger:
     """Omits log lines that cannot be written to stdout, so that the server neither waits for the process that reads its log,
     nor ends with it.
-
-    A line of more than 4 KiB may wait nevertheless: a pipe counts as writable if it has room for 4 KiB.
     """
 
     def __init__(self, logger: structlog.PrintLogger | structlog.BytesLogger, stream: TextIO) -> None:
-        self._write = logger.msg
+        self._write: Callable[[Any], object] = logger.msg
+        self._stream = stream
+        self._lock = threading.RLock()
+        """Held while a line is written, because threads log, too."""
         self._descriptor: int | None = None
         """The file descriptor of stdout. None if a test has replaced stdout by an object in memory."""
         with contextlib.suppress(OSError):
             self._descriptor = stream.fileno()
         self._omitted_count = 0
         """Number of lines that were omitted since the last line that was written."""
+        self._unwritten = b""
+        """The rest of a long line, which stdout did not accept."""
 
     def msg(self, line: Any) -> None:
         """Write a log line if stdout accepts it soon. Otherwise omit it, and log later how many lines were omitted."""
-        # After an omitted line, the next ones do not wait again.
-        if not self._is_writable(0 if self._omitted_count else MAX_WRITE_WAIT_MS):
-            self._omitted_count += 1
-            return
+        with self._lock:
+            try:
+                # After an omitted line, the next ones do not wait again.
+                if self._is_writable(0 if self._omitted_count else MAX_WRITE_WAIT_MS) and self._write_rest():
+                    self._write_line(line)
+                else:
+                    self._omitted_count += 1
+            except (BrokenPipeError, ValueError):  # its reader has ended
+                self._write, self._descriptor, self._unwritten = lambda _: None, None, b""
+            except OSError:  # for example, the disk is full
+                self._omitted_count += 1
+
+    debug = info = warning = error = msg
+
+    def _write_line(self, line: Any) -> None:
+        """Write a log line. If lines were omitted before it, first write how many."""
         if self._omitted_count:
             omitted_count, self._omitted_count = self._omitted_count, 0
             structlog.get_logger().warning("log entries omitted", reason="stdout accepted none", count=omitted_count)
-            if self._omitted_count:  # the warning was not written either
+            if self._omitted_count or self._unwritten:  # the warning was not written either
                 self._omitted_count = omitted_count + 1
                 return
-        try:
+        if self._descriptor is None or len(line) <= PART_BYTES // 4:  # a character has at most 4 bytes
             self._write(line)
-        except (BrokenPipeError, ValueError):  # its reader has ended
-            self._write = lambda _: None
-        except OSError:  # for example, the disk is full
-            self._omitted_count += 1
+        else:
+            encoding = self._stream.encoding
+            self._unwritten = (line if isinstance(line, bytes) else line.encode(encoding, "backslashreplace")) + b"\n"
+            self._write_rest()
 
-    debug = info = warning = error = msg
+    def _write_rest(self) -> bool:
+        """Write the rest of a long line in parts, as long as stdout accepts them. Return whether nothing is left."""
+        while self._unwritten and self._is_writable(0 if self._omitted_count else MAX_WRITE_WAIT_MS):
+            part, self._unwritten = self._unwritten[:PART_BYTES], self._unwritten[PART_BYTES:]
+            self._stream.buffer.write(part)
+            self._stream.buffer.flush()
+        return not self._unwritten
 
     def _is_writable(self, wait_ms: int) -> bool:
         """Return whether stdout accepts a line, at the latest after `wait_ms`."""

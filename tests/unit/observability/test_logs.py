@@ -105,6 +105,41 @@ def test_lines_that_stdout_does_not_accept_are_omitted_and_counted() -> None:
     assert [(line["event"], line.get("count")) for line in lines] == [("log entries omitted", 2), ("three", None)]
 
 
+LONG_LINES = """
+import os, sys
+from genie.observability import logs
+import structlog
+logs.configure("info", "json")
+log = structlog.get_logger()
+reader, writer = os.pipe()
+os.set_blocking(reader, False)
+os.dup2(writer, 1)
+for number in range(100):
+    log.info("long", number=number, text="x" * int(sys.argv[1]))  # returns although nothing is read
+for _ in range(3):
+    try:
+        while data := os.read(reader, 65536):
+            sys.stderr.buffer.write(data)
+    except BlockingIOError:
+        log.info("last")
+sys.stderr.buffer.write(os.read(reader, 65536))
+"""
+
+
+@pytest.mark.parametrize("size", [1_500, 5_000, 12_000, 70_000])
+def test_long_lines_do_not_wait_for_stdout_and_are_written_whole(size: int) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LONG_LINES, str(size)], capture_output=True, text=True, check=True, timeout=60
+    )
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    written = [line for line in lines if line["event"] == "long"]
+    assert written == lines[: len(written)]
+    assert [(line["number"], len(line["text"])) for line in written] == [(n, size) for n in range(len(written))]
+    omitted, *last = lines[len(written) :]
+    assert (omitted["event"], {line["event"] for line in last}) == ("log entries omitted", {"last"})
+    assert len(written) + omitted["count"] + len(last) == 100 + 3
+
+
 FULL_DISK = """
 import os, sys
 from genie.observability import logs
