@@ -131,13 +131,13 @@ class Deployment:
         service, folder = compose()["services"][name], self._folder / name
         folder.mkdir(exist_ok=True)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("GENIE_")}
-        variables = {key: self.here(value) for key, value in service["environment"].items()}
+        given = {key: self.here(value) for key, value in service["environment"].items()}
+        variables = {key: re.sub(r"\$\{\w+:-(.*?)\}", r"\1", value) for key, value in given.items()}  # the defaults
         if name in NODES:
             own = {"GENIE_HOST": self.addresses[name], "GENIE_ADMIN_HOST": self.addresses[name]}
-            given = {"GENIE_NAMESPACES": "genie", "GENIE_TOKEN_FILE": str(self._folder / "token")}
+            token = {"GENIE_TOKEN_FILE": str(self._folder / "token")}
             ports = {"GENIE_PORT": str(self.port), "GENIE_ADMIN_PORT": str(self.admin_port)}
-            variables |= {"GENIE_HISTORY_DIR": "", "GENIE_HISTORY_MAX_MB": ""}
-            variables |= own | given | ports | {"GENIE_ADVERTISE": f"{self.addresses[name]}:{self.port}"}
+            variables |= own | token | ports | {"GENIE_ADVERTISE": f"{self.addresses[name]}:{self.port}"}
             environment = clean | image_environment() | variables
             shell, option, script = service["entrypoint"]
             script = self.here(script).replace("genie serve", f"{sys.executable} -m genie.cli serve")
