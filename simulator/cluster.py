@@ -93,6 +93,7 @@ class Cluster:
             patch.object(grant, "MAX_CANDIDATES", 2),  # one release grants in many slices
             patch.object(log, "MAX_LOG_ENTRIES", 10),  # the log is short: a follower that lags loads the state again
             patch.object(keyspace, "CHUNK", self.scenario.chunk_size),
+            patch.object(keyspace, "FIRST_CHUNK", min(keyspace.FIRST_CHUNK, self.scenario.chunk_size)),
             Shadows(self._add_problem).following(),
         ):
             try:
