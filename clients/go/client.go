@@ -403,10 +403,7 @@ func (c *Client) callByID(ctx context.Context, name string, f *fields) error {
 	c.mu.Unlock()
 	r := c.newCall(name, f, l)
 	r.query = query
-	if err := c.submit(ctx, r, c.config.ResponseTimeout); err != nil {
-		return err
-	}
-	answer, err := c.wait(ctx, r, c.config.ResponseTimeout)
+	answer, err := c.execute(ctx, r, c.config.ResponseTimeout)
 	if err == nil && answer != nil && answer.Reason != "" {
 		err = &LostError{ID: f.ID, Reason: answer.Reason}
 	}

@@ -87,8 +87,12 @@ func (c *Client) newCall(name string, f *fields, l *Lock) *call {
 
 // do sends a command and waits for its answer.
 func (c *Client) do(ctx context.Context, name string, f *fields, l *Lock, timeout time.Duration) (*payload, error) {
-	r := c.newCall(name, f, l)
-	if err := f.check(r.line); err != nil {
+	return c.execute(ctx, c.newCall(name, f, l), timeout)
+}
+
+// execute sends the command of a call and waits for its answer.
+func (c *Client) execute(ctx context.Context, r *call, timeout time.Duration) (*payload, error) {
+	if err := r.fields.check(r.line); err != nil {
 		return nil, err
 	}
 	if err := c.submit(ctx, r, timeout); err != nil {
