@@ -74,7 +74,7 @@ class ByteLimit(Generic[C]):
             self._scheduled = asyncio.get_running_loop().call_soon(self._close_more)
 
     def _close_more(self) -> None:
-        """Close up to `MAX_CLOSED_LARGE_CONNECTIONS` connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
+        """Close connections in each iteration, until the total is at most `LOW_WATER_SHARE` of the limit."""
         self._scheduled = None
         self._close_until(self.max_bytes * LOW_WATER_SHARE, MAX_CLOSED_LARGE_CONNECTIONS)
         self._schedule_more()

@@ -39,8 +39,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, faults: Sequence[Fault] 
     simulated Redis, in a network whose delays depend on the seed. `process` starts processes of the service, which the
     faults break.
 
-    Raises Stuck if the coroutine waits for an event that can never occur, or if tasks run without ever waiting. Blocking sockets are not simulated: to
-    connect one, or a client of `genie.sync`, raises RuntimeError.
+    Raises Stuck if the coroutine waits for an event that can never occur, or if tasks run without ever waiting.
+    Blocking sockets are not simulated: to connect one, or a client of `genie.sync`, raises RuntimeError.
     """
     __tracebackhide__ = True  # pytest shows the line of the test instead
     if has_running_loop():

@@ -253,13 +253,10 @@ class RedisStore:
         counters = encode_batch(last_batch, {})
         try:
             async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                for is_last_attempt in (False, True):
-                    try:
-                        await self._keyspace.resign(last_index, counters)
-                        break
-                    except RedisFailure:  # Redis may have closed the idle connection: retry on a new one
-                        if is_last_attempt:
-                            raise
+                with suppress(RedisFailure):  # Redis may have closed the idle connection: retry on a new one
+                    await self._keyspace.resign(last_index, counters)
+                    return
+                await self._keyspace.resign(last_index, counters)
         except FAILURES as error:
             self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=str(error))
 
