@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,13 +21,12 @@ from genie.bench.runner import BenchOptions, LoadRunner, Result
 from genie.cli.format import table
 from genie.cli.inspect import INDENT
 from genie.cli.options import INTERRUPTED, InvalidArgument, WholeNumber, json_option, run_on_uvloop, seconds
-from genie.cli.output import print_lines
+from genie.cli.output import print_json, print_lines
 from genie.cli.query import QueriedServer, Querier, server_query
 from genie.client import aio
 from genie.client.config import Address, format_address
 from genie.errors import ConnectionLost, GenieError, Unavailable
 from genie.protocol import codec
-from genie.text import printable_json
 
 BUSY_CPU_PERCENT = 90
 """From this CPU usage on, the client is reported as the bottleneck."""
@@ -275,23 +272,6 @@ async def _query_leader(client: Querier) -> tuple[Address, str]:
     return client.address, client.server
 
 
-def _print(*lines: str) -> None:
-    """Print lines. Raises ClickException, a one-line error, if stdout cannot be written, for example to a full disk."""
-    try:
-        print_lines(*lines)
-    except BrokenPipeError:
-        raise  # click exits without a message
-    except OSError as error:
-        # At its exit, the interpreter flushes the buffer of stdout again. Redirect stdout, so that this flush succeeds.
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.ClickException(f"cannot write the result: {error.strerror}") from None
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    _print(printable_json(codec.dumps(document)).decode())
-
-
 @dataclass(slots=True)
 class _Benchmark:
     """Runs workloads one after the other, and prints their results."""
@@ -316,7 +296,7 @@ class _Benchmark:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, runner.interrupt)
         if not self.as_json:
-            _print(*header_lines(self.options, self.server))
+            print_lines(*header_lines(self.options, self.server))
         for workload in self.workloads:
             try:
                 result = await runner.run(workload)
@@ -336,7 +316,7 @@ class _Benchmark:
         if result.measured_s:  # 0 if the workload ended during its warm-up
             self.results.append(result)
             if not self.as_json:
-                _print(*result_lines(result, self.options))
+                print_lines(*result_lines(result, self.options))
         if result.connection_error:
             self.failure = ConnectionLost(
                 f"lost all connections to {format_address(self.options.address)}: {result.connection_error}"
@@ -352,7 +332,9 @@ class _Benchmark:
 
         """
         if self.as_json:
-            _print_json(json_document(self.options, self.server, self.results, interrupted=self.interrupted))
+            print_json(
+                codec.dumps(json_document(self.options, self.server, self.results, interrupted=self.interrupted))
+            )
         if self.failure is not None:
             raise self.failure
         if self.interrupted:
@@ -407,10 +389,10 @@ def _run_profile(profile: str, server: QueriedServer, *, as_json: bool) -> None:
         interrupted = True
     if as_json:
         rows = [_json_phase(result) for result in results]
-        _print_json({"profile": profile, "interrupted": interrupted, "phases": rows})
+        print_json(codec.dumps({"profile": profile, "interrupted": interrupted, "phases": rows}))
     else:
         rows_of_text = [_phase_row(result) for result in results]
-        _print(*table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS))))
+        print_lines(*table(PHASE_HEADERS, rows_of_text, right_aligned=range(1, len(PHASE_HEADERS))))
     if interrupted:
         raise SystemExit(INTERRUPTED)
     errors = [f"{result.phase.name}: {_format_errors(result.errors)}" for result in results if result.errors]

@@ -5,9 +5,11 @@ Names and texts of clients and of servers are escaped, so that they cannot contr
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -22,13 +24,32 @@ def program() -> str:
 
 
 def print_lines(*lines: str, err: bool = False) -> None:
-    """Print lines to stdout, or to stderr."""
-    click.echo("\n".join(map(printable, lines)), err=err)
+    """Print lines to stdout, or to stderr. Raises ClickException, a one-line error, if stdout cannot be written."""
+    text = "\n".join(map(printable, lines))
+    if err:
+        click.echo(text, err=True)
+    else:
+        with checked_stdout():
+            click.echo(text)
+
+
+@contextmanager
+def checked_stdout() -> Iterator[None]:
+    """Convert an error of stdout, such as a full disk, into a ClickException, which is printed in one line."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # click exits without a message
+    except OSError as error:
+        # At its exit, the interpreter flushes the buffer of stdout again. Redirect stdout, so that this flush succeeds.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.ClickException(f"cannot write the result: {error.strerror}") from None
 
 
 def output_columns(*, wide: bool) -> int | None:
     """Return the width of the terminal, to which tables are wrapped. None, without a limit, for `--wide`, a pipe or a file."""
-    if wide or not sys.stdout.isatty():
+    if wide or sys.stdout is None or not sys.stdout.isatty():  # None: genie was started with a closed stdout
         return None
     return shutil.get_terminal_size().columns
 
@@ -49,5 +70,6 @@ def print_error(text: str) -> None:
 
 
 def print_json(encoded: bytes) -> None:
-    """Print a JSON document to stdout."""
-    click.echo(printable_json(encoded))
+    """Print a JSON document to stdout. Raises ClickException, a one-line error, if stdout cannot be written."""
+    with checked_stdout():
+        click.echo(printable_json(encoded))

@@ -264,6 +264,9 @@ class LockedCommand:
         """Install handlers for SIGCHLD and for the signals to forward."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        # The program that started genie may have blocked SIGCHLD. Genie would inherit this, and never notice that the
+        # command has ended.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         for number in FORWARDED_SIGNALS:
             # nohup, or `&` in a script, starts genie with some signals ignored. These stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:

@@ -25,7 +25,7 @@ from genie.cli.options import (
     run_async,
     variable_option,
 )
-from genie.cli.output import print_json, print_lines
+from genie.cli.output import checked_stdout, print_json, print_lines
 from genie.config import NAMESPACE
 from genie.net import format_host_port
 from genie.protocol import codec
@@ -163,8 +163,9 @@ def _open_output(file: Path) -> Iterator[IO[bytes]]:
     After an error in the block, `file` is unchanged.
     """
     if str(file) == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        with checked_stdout():
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
         return
     try:
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as output:

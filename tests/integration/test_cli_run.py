@@ -63,6 +63,12 @@ while True:
     print(signal.sigwait(EXPECTED).name.removeprefix("SIG"))
 """
 
+BLOCK_SIGCHLD = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 def environment(genie: Genie) -> dict[str, str]:
     return os.environ | {"GENIE_HOST": "127.0.0.1", "GENIE_PORT": str(genie.port)}
@@ -263,6 +269,14 @@ def test_an_ignored_signal_stays_ignored(genie: Genie) -> None:
             lock.release()
             assert process.communicate(timeout=WAIT_S)[0] == "ran\n"
             assert process.returncode == 0
+
+
+def test_the_end_of_the_command_is_noticed_although_its_signal_was_blocked(genie: Genie) -> None:
+    with started(
+        genie, [sys.executable, "-c", BLOCK_SIGCHLD, *CLI, "run", "blocked", "--", "sh", "-c", "exit 3"]
+    ) as process:
+        assert process.wait(WAIT_S) == 3
+    assert is_free(genie, "blocked")
 
 
 def test_signals_are_forwarded(genie: Genie) -> None:

@@ -1,0 +1,25 @@
+"""Commands whose output cannot be written end with an error in one line, and a closed stdout is no error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genie.cli.output import output_columns
+from support.processes.programs import start_genie
+
+
+@pytest.mark.parametrize("arguments", [["config", "show"], ["config", "limits", "--json"]])
+def test_a_full_disk_is_reported_in_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        process = start_genie(*arguments, env={}, text=True, stdout=full, stderr=subprocess.PIPE)
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (1, "genie: cannot write the result: No space left on device\n")
+
+
+def test_a_closed_stdout_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert output_columns(wide=False) is None
