@@ -104,9 +104,12 @@ _decode = json.Decoder(Record).decode
 
 def encode(change: Request | RetainedReply) -> bytes:
     """Encode a request or a retained reply as a record."""
-    if isinstance(change, RetainedReply):
-        return _encode_retained_reply(change)
-    moved, context, origin = change.moved, change.context, change.origin
+    return _encode_request(change) if isinstance(change, Request) else _encode_retained_reply(change)
+
+
+def _encode_request(request: Request) -> bytes:
+    """Encode a held or waiting request as a record."""
+    moved, context, origin = request.moved, request.context, request.origin
     note = context.note
     session_key = session_note = None
     session_timeout_ms = SESSION_TIMEOUT_MS
@@ -120,19 +123,19 @@ def encode(change: Request | RetainedReply) -> bytes:
     # of a compiled request is a float: 0.0. The negated priorities of `moved` are -0.0 or 0, too.
     return _encode(
         Record(
-            change.since,
-            int(change.since_unix_ms),
-            change.deadline,
-            "held" if change.state is HELD else "queued",
-            TIMEOUT_MS if change.queue_timeout_ms == TIMEOUT_MS else change.queue_timeout_ms,
-            TIMEOUT_MS if change.transaction_timeout_ms == TIMEOUT_MS else change.transaction_timeout_ms,
-            change.exclusive,
-            change.shared,
-            change.fence,
-            change.transaction,
-            change.priority or 0,
-            change.ref,
-            change.release_on_disconnect,
+            request.since,
+            int(request.since_unix_ms),
+            request.deadline,
+            "held" if request.state is HELD else "queued",
+            TIMEOUT_MS if request.queue_timeout_ms == TIMEOUT_MS else request.queue_timeout_ms,
+            TIMEOUT_MS if request.transaction_timeout_ms == TIMEOUT_MS else request.transaction_timeout_ms,
+            request.exclusive,
+            request.shared,
+            request.fence,
+            request.transaction,
+            request.priority or 0,
+            request.ref,
+            request.release_on_disconnect,
             None if moved is None else {name: (entry[0] or 0, entry[1]) for name, entry in moved.items()},
             session_key,
             session_timeout_ms,
@@ -142,7 +145,7 @@ def encode(change: Request | RetainedReply) -> bytes:
             context.traceparent,
             session_note,
             "",  # no message: only a retained reply has one
-            None if change.details is None else _stored_details(change.details),
+            None if request.details is None else _stored_details(request.details),
         )
     )
 
@@ -179,10 +182,12 @@ def encode_changes(changes: dict[int, Change]) -> dict[int, bytes]:
     """Encode each change as a line of a batch. Return the lines by id."""
     lines = {}
     for id_, change in changes.items():
-        if change is None or (isinstance(change, Request) and change.state is ENDED):
+        if isinstance(change, Request):
+            lines[id_] = b"%d" % id_ if change.state is ENDED else b"%d %b" % (id_, _encode_request(change))
+        elif change is None:
             lines[id_] = b"%d" % id_
         else:
-            lines[id_] = b"%d %b" % (id_, encode(change))
+            lines[id_] = b"%d %b" % (id_, _encode_retained_reply(change))
     return lines
 
 
