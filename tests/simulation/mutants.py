@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "ended requests stay in the store",
         "storage/redis/records.py",
-        '            lines[id_] = b"%d" % id_',
-        "            pass",
+        '            if change.state is ENDED:\n                lines[id_] = b"%d" % id_',
+        "            if change.state is ENDED:\n                pass",
     ),
     Mutant(
         "a snapshot that is lost again is not restored again",

@@ -183,7 +183,10 @@ def encode_changes(changes: dict[int, Change]) -> dict[int, bytes]:
     lines = {}
     for id_, change in changes.items():
         if isinstance(change, Request):
-            lines[id_] = b"%d" % id_ if change.state is ENDED else b"%d %b" % (id_, _encode_request(change))
+            if change.state is ENDED:
+                lines[id_] = b"%d" % id_
+            else:
+                lines[id_] = b"%d %b" % (id_, _encode_request(change))
         elif change is None:
             lines[id_] = b"%d" % id_
         else:
