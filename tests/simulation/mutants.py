@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         "the refs of live requests are not stored",
         "storage/redis/records.py",
-        "            change.ref,",
+        "            request.ref,",
         "            None,",
         first=FIRST_V1_FEATURES_SEED,
     ),
