@@ -130,6 +130,7 @@ class Pipeline:
         self._turns = turns or IterationTurns()
         self._scheduler = CommandScheduler(limits.max_pending, self._turns)
         self._light, self._busy, self._slow = self._scheduler.light, self._scheduler.busy, self._scheduler.slow
+        self._delayed = self._scheduler.delayed
         """The scheduler's queues of connections; references, because every read from a client checks them."""
         self._outcome = BatchOutcome(manager.next_id, durable=store.durable)
         self._dispatcher = Dispatcher(manager, limits, stats, self._outcome, recorder, self._turns, namespace=namespace)
@@ -274,6 +275,7 @@ class Pipeline:
             self._light
             or self._busy
             or self._slow
+            or self._delayed
             or self._outcome.durable  # `_execute_now` may have left changes to commit
             or self._is_expiry_due
             or self._drained is not None  # `drained` may wait for the end of this batch
@@ -302,7 +304,7 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - a defect: stop, as the state is unknown
             self._fail(error)
             return
-        if self._light or self._busy or self._slow:
+        if self._light or self._busy or self._slow or self._delayed:
             self._schedule()  # in the next iteration of the event loop, after other connections were read
 
     def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
@@ -363,7 +365,7 @@ class Pipeline:
             return
         if self._rejecter.postponed:
             self._rejecter.queue_postponed()
-        if self._light or self._busy or self._slow:
+        if self._light or self._busy or self._slow or self._delayed:
             self._run_batch()
 
     def _on_tick(self) -> None:

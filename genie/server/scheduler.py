@@ -11,9 +11,10 @@ quantum of time or of commands. A connection with queued commands waits for its 
 - *Slow* commands are those whose work grows with the state of the server, and long lines. A connection whose next command is
   slow waits in the third queue.
 
-Many new connections may each send one expensive command, such as a request that searches for a deadlock. Then a batch
-may end before it has served all light connections. The next batch begins with the principals whose turns have not
-exceeded the quantum recently. The other principals take turns.
+Thousands of connections may send commands at the same moment, or many new connections may each send one expensive
+command, such as a request that searches for a deadlock. Then a batch may end before it has served all light connections.
+The next batch begins with the principals that have not used up a batch or a quantum recently. The light connections of
+the other principals are *delayed*: their principals take turns.
 
 A batch executes at most one slow command, at its end, if `turns.py` permits it. The principals take turns with their
 slow commands. A slow command is parked while its client does not read messages. Two kinds of work are done in slices,
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from sys import maxsize
@@ -45,7 +46,8 @@ LIGHT_SHARE = 0.01
 the turn began: after a turn of 1 ms, for 100 ms."""
 
 OVERRUN_MEMORY_S = 1.0
-"""Seconds for which a turn that exceeds its quantum puts the light connections of its principal after those of others."""
+"""Seconds for which the light connections of a principal are after those of others, because the principal has used up a
+quantum or a batch."""
 
 MAX_BATCH = 2_000
 """Maximum number of commands of one batch. A turn that exceeds the limit is completed."""
@@ -94,15 +96,19 @@ class CommandScheduler:
         self._turns = turns
         self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
         self.light: deque[Peer] = deque()
-        """Light connections with queued commands. The pipeline keeps references to `light` and `busy`, so they are never
-        replaced."""
+        """Light connections with queued commands, except the delayed ones. The pipeline keeps references to the queues, so
+        they are never replaced."""
+        self.delayed: defaultdict[tuple[str | None, bool], deque[Peer]] = defaultdict(deque)
+        """Delayed light connections, by the name of their principal, and whether they have a recent overrun themselves. No
+        queue is empty."""
         self.busy: deque[Peer] = deque()
         """Busy connections with queued commands."""
         self.slow: dict[str | None, deque[Peer]] = {}
         """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served
         next."""
         self._overruns: dict[str | None, float] = {}
-        """Time of the last turn that exceeded its quantum, by the name of the principal. The oldest time is first."""
+        """Time of the last turn that exceeded its quantum, or after which a batch ended before it had served all light
+        connections, by the name of the principal. The oldest time is first."""
         self._has_unserved_light = False
         """True if the last batch ended before it had served all light connections."""
         self._parked: dict[Peer, None] = {}
@@ -119,7 +125,7 @@ class CommandScheduler:
 
     def __bool__(self) -> bool:
         """Return whether commands are queued."""
-        return bool(self.light or self.busy or self.slow)
+        return bool(self.light or self.delayed or self.busy or self.slow)
 
     def add(self, connection: Peer, items: Input, size: int) -> None:
         """Queue commands of one connection in order. `size` is the number of their bytes.
@@ -229,8 +235,12 @@ class CommandScheduler:
             busy = self.busy
             is_turn_due = len(busy) > 0  # one turn, even if a limit of the batch is reached
             if self._overruns and self._has_unserved_light:
-                self._order_light(now)
-            now = self._run_light(execute, now, end)
+                self._delay_light(now)
+                now = self._clock()  # the first turn does not include the time of `_delay_light`
+            now = self._run_light(self.light, execute, now, end)
+            if self.delayed:
+                now = self._run_delayed(execute, now, end)
+            self._has_unserved_light = len(self.light) > 0 or len(self.delayed) > 0
             while busy and (
                 is_turn_due or (now < end and self._remaining_commands > 0 and self._finished_bytes < MAX_BATCH_BYTES)
             ):
@@ -266,17 +276,18 @@ class CommandScheduler:
     def clear(self) -> None:
         """Drop all references to connections."""
         self.light.clear()
+        self.delayed.clear()
         self.busy.clear()
         self.slow.clear()
         self._parked.clear()
 
-    def _run_light(self, execute: Execute, now: float, end: float) -> float:
-        """Run commands of light connections until none are left or the batch has reached its limit.
+    def _run_light(self, light: deque[Peer], execute: Execute, now: float, end: float) -> float:
+        """Run commands of the connections in `light` until none are left or the batch has reached its limit.
 
         The limits are the time `end`, the remaining commands, and `MAX_BATCH_BYTES`. `now` is the current time; returns
         the time after the last turn.
         """
-        light, clock = self.light, self._clock
+        clock = self._clock
         remaining_commands, finished_bytes = self._remaining_commands, self._finished_bytes  # locals are faster
         while light:
             connection = light.popleft()
@@ -303,11 +314,26 @@ class CommandScheduler:
                 if now - started >= QUANTUM_S:
                     self._record_overrun(connection, started, now)
             if now >= end or remaining_commands <= 0 or finished_bytes >= MAX_BATCH_BYTES:
-                self._has_unserved_light = len(light) > 0
+                if light and connection.principal is not None:
+                    # Probably one of the principals that have used most of the batch. Not without principals, where the
+                    # order of arrival is as fair.
+                    self._record_principal(connection, now)
                 break
-        else:
-            self._has_unserved_light = False
         self._remaining_commands, self._finished_bytes = remaining_commands, finished_bytes
+        return now
+
+    def _run_delayed(self, execute: Execute, now: float, end: float) -> float:
+        """Run commands of delayed connections until none are left or the batch has reached its limit.
+
+        The principal with the oldest overrun is first. `now` is the current time; returns the time after the last turn.
+        """
+        overruns, delayed = self._overruns, self.delayed
+        for key in sorted(delayed, key=lambda key: (overruns.get(key[0], 0.0), key[1])):
+            if now >= end or self._remaining_commands <= 0 or self._finished_bytes >= MAX_BATCH_BYTES:
+                break
+            now = self._run_light(delayed[key], execute, now, end)
+            if not delayed[key]:
+                del delayed[key]
         return now
 
     def _run_turn(self, connection: Peer, execute: Execute, now: float) -> float:
@@ -392,24 +418,23 @@ class CommandScheduler:
             self.bytes -= connection.queued_bytes
         return None
 
-    def _order_light(self, now: float) -> None:
-        """Sort the light connections by the last overrun of their principal, connections without a recent overrun first.
+    def _delay_light(self, now: float) -> None:
+        """Delay the light connections with a recent overrun, of their own or of their principal. Drop old overruns.
 
-        Of the connections of one principal, those without a recent overrun are first, too. Old overruns are dropped.
+        Each connection is delayed once: the time is proportional to the number of connections that are not delayed yet.
         """
-        overruns, light = self._overruns, self.light
+        overruns, light, delayed = self._overruns, self.light, self.delayed
         for name, overran_at in list(overruns.items()):
             if overran_at > now - OVERRUN_MEMORY_S:
                 break
             del overruns[name]
-
-        def overrun_times(connection: Peer) -> tuple[float, float]:
-            # All times before `now` are equal, so connections without a recent overrun keep their order.
-            return overruns.get(principal_name(connection), 0.0), max(connection.overran_until, now)
-
-        ordered = sorted(light, key=overrun_times)
-        light.clear()
-        light.extend(ordered)
+        for _ in range(len(light)):
+            connection = light.popleft()
+            name, has_overrun = principal_name(connection), connection.overran_until > now
+            if has_overrun or name in overruns:
+                delayed[name, has_overrun].append(connection)
+            else:
+                light.append(connection)
 
     def _record_overrun(self, connection: Peer, started: float, now: float) -> None:
         """Record that a connection used up its quantum in the turn from `started` to `now`.
@@ -417,13 +442,17 @@ class CommandScheduler:
         Make the connection busy if its previous overrun was recent. A single overrun does not suffice, because the
         whole process may have been paused.
         """
-        name = principal_name(connection)
-        self._overruns.pop(name, None)  # so that the entry is added at the end
-        self._overruns[name] = now
+        self._record_principal(connection, now)
         until = started + (now - started) / LIGHT_SHARE  # then the turn has taken only this share of the time
         if connection.overran_until > started:
             connection.busy_until = until
         connection.overran_until = until
+
+    def _record_principal(self, connection: Peer, now: float) -> None:
+        """Record that the principal of a connection has used up a quantum or a batch."""
+        name = principal_name(connection)
+        self._overruns.pop(name, None)  # so that the entry is added at the end
+        self._overruns[name] = now
 
     def _count_finished(self, connection: Peer, size: int) -> None:
         """Subtract the bytes of finished commands from those of the connection. Resume reading if that was paused."""

@@ -146,6 +146,50 @@ def test_principals_with_expensive_commands_take_turns() -> None:
     assert order == ["many", "few", "many", "few", "many", "many", "many", "many"]
 
 
+@pytest.mark.parametrize("cost_ms", [0.01, 0.1, 0.4])
+def test_many_connections_with_short_commands_delay_other_principals_by_one_batch(cost_ms: float) -> None:
+    simulated = SchedulerWithClock()
+    for number in range(3_000):
+        simulated.add(f"flood{number}", cost_ms)
+        simulated.connections[f"flood{number}"].principal = Principal("flood")
+    simulated.add("early", 0.01)
+    simulated.connections["early"].principal = Principal("other")
+    simulated.batch()
+    assert simulated.batch()[0] == "early"
+    simulated.batch()
+    simulated.add("late", 0.01)
+    simulated.connections["late"].principal = Principal("other")
+    assert simulated.batch()[0] == "late"
+
+
+def test_all_delayed_connections_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection is sorted once, however long it waits. The time for this is not added to that of any connection."""
+    simulated = SchedulerWithClock()
+    sorted_count = 0
+    find_name = scheduler_module.principal_name
+
+    def count(connection: Peer) -> str | None:
+        nonlocal sorted_count
+        sorted_count += 1
+        simulated.now += 0.000_001
+        return find_name(connection)
+
+    monkeypatch.setattr(scheduler_module, "principal_name", count)
+    simulated.add("expensive", 1.0)
+    simulated.connections["expensive"].principal = Principal("many")
+    for number in range(4_000):
+        for name in ("few", "many") if number < 20 else ("many",):
+            simulated.add(f"{name}{number}", 0.1)
+            simulated.connections[f"{name}{number}"].principal = Principal(name)
+    served: list[str] = []
+    while simulated.scheduler:
+        served += simulated.batch()
+    assert len(served) == len(set(served)) == 4_021
+    assert [name for name in served[:200] if name.startswith("few")] == [f"few{number}" for number in range(20)]
+    assert sorted_count < 2 * len(served)
+    assert [name for name, connection in simulated.connections.items() if connection.overran_until] == ["expensive"]
+
+
 def test_a_busy_connection_becomes_light_again() -> None:
     simulated = SchedulerWithClock()
     for _ in range(2):
