@@ -995,6 +995,21 @@ func TestAReleaseByIDOfAWaitingRequestRepeatsTheRequests(t *testing.T) {
 	}
 }
 
+// A repetition may cross the grant. The time in its answer counts from the repetition, and not from `hello`.
+func TestTheAnswerToARepetitionDoesNotShortenAHeldLock(t *testing.T) {
+	_, p, client, lock := hold(t, Config{})
+	p.send(`{"command":"locked","payload":{"id":17,"fence":18,"expiresIn":0,"ref":"1"}}`)
+	pinged := start(func() (bool, error) { return true, client.Ping(background) })
+	p.pings = true
+	p.send(fmt.Sprintf(`{"command":"pong","payload":{"ref":%q}}`, p.expect("ping").text("ref")))
+	if _, err := pinged(); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestTraceparent(t *testing.T) {
 	type span struct{}
 	_, p, client := connected(t, Config{Defaults: []Option{Traceparent(func(ctx context.Context) string {

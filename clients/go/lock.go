@@ -286,12 +286,14 @@ func (l *Lock) choose(names []string) {
 	}
 }
 
-// onReported handles the report that the server still holds the lock.
+// onReported handles the report that the server still holds the lock. On a connection on which the server has confirmed the lock
+// before, it is the answer to a repeated request, whose time does not count from `hello`.
 func (l *Lock) onReported(conn *conn, p *payload) {
+	isNews := l.confirmedOn != conn
 	l.confirmedOn = conn
 	if l.err != nil { // by this client's clock, or it is detached
 		l.sendRelease()
-	} else if p.ExpiresIn != nil {
+	} else if isNews && p.ExpiresIn != nil {
 		l.hold(conn.helloAt, fromMS(*p.ExpiresIn))
 	}
 }

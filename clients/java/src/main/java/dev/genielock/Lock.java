@@ -366,12 +366,16 @@ public final class Lock implements AutoCloseable {
         session.finish(call, null);
     }
 
-    /** Handles the report that the server still holds the lock. */
+    /**
+     * Handles the report that the server still holds the lock. On a connection on which the server has confirmed the lock before, it
+     * is the answer to a repeated request, whose time does not count from {@code hello}.
+     */
     void onReported(Connection conn, Wire.Message message) {
+        boolean isNews = confirmedOn != conn;
         confirmedOn = conn;
         if (ended != null) { // by this client's clock, or it is detached
             sendRelease(false);
-        } else if (message.expiresIn().isPresent()) {
+        } else if (isNews && message.expiresIn().isPresent()) {
             hold(conn.helloAt, Wire.nanos(message.expiresIn().get()));
         }
     }

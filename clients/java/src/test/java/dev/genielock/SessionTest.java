@@ -409,6 +409,19 @@ class SessionTest {
         assertInstanceOf(RequestEndedException.class, failure(acquired));
     }
 
+    /** A repetition may cross the grant. The time in its answer counts from the repetition, and not from {@code hello}. */
+    @Test
+    void theAnswerToARepetitionDoesNotShortenAHeldLock() throws Exception {
+        var acquired = client.lockAsync("a");
+        var request = peer.grant(7);
+        Lock lock = get(acquired);
+        peer.answer("locked", "id", 7L, "fence", 8L, "expiresIn", 0L, "ref", request.get("ref"));
+        var next = client.lockAsync("b");
+        peer.grant(9);
+        get(next); // so the message before was read, too
+        assertTrue(lock.isHeld());
+    }
+
     @Test
     void aFutureThatTimesOutCancelsItsRequest() throws Exception {
         var future = client.lockAsync("a");
