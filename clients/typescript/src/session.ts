@@ -94,8 +94,8 @@ export class Session implements ConnectionHandler {
   #retryAt = Infinity;
   readonly #retryBackoff = new Backoff();
   #lastRef = 0;
-  /** The number of unanswered releases of locks that this client has not requested. */
-  #unknownLocks = 0;
+  /** The releases of locks that this client has not requested. At the limit, those with an answer are removed. */
+  #unknownReleases: Command[] = [];
   /** The number of waiting requests. */
   #waiting = 0;
   #phase: 'down' | 'resuming' | 'up' = 'down';
@@ -277,10 +277,11 @@ export class Session implements ConnectionHandler {
     return command;
   }
 
-  /** Sends a command in the background, until it is answered. The promise is never rejected. */
-  #send(name: string, payload: object, request?: Request, timeout = Infinity): Promise<unknown> {
-    const { promise } = this.#command(name, payload, request, timeout);
-    return promise.catch((error: Error) => this.logger.debug(`${name}: ${error.message}`));
+  /** Sends a command in the background, until it is answered. */
+  #send(name: string, payload: object, request?: Request): Command {
+    const command = this.#command(name, payload, request, Infinity);
+    command.promise.catch((error: Error) => this.logger.debug(`${name}: ${error.message}`));
+    return command;
   }
 
   /** Cancels a request whose caller no longer waits. */
@@ -318,7 +319,7 @@ export class Session implements ConnectionHandler {
 
   #extendInBackground(request: Request): void {
     const { transactionTimeout } = request.options;
-    this.#send('extend', { id: request.id, transactionTimeout }, request, this.#responseTimeout);
+    this.#send('extend', { id: request.id, transactionTimeout }, request); // a late answer counts, too
   }
 
   // -- sending --------------------------------------------------------------------------------------------------------
@@ -397,7 +398,7 @@ export class Session implements ConnectionHandler {
   #onLockTimer(request: Request, now: number): void {
     if (request.endsAt <= now) return this.#expire(request);
     request.renewAt = now + request.options.transactionTimeout / 3;
-    if (this.#phase === 'up') this.#extendInBackground(request);
+    if (this.#phase === 'up' && !request.lastExtend?.isPending) this.#extendInBackground(request);
   }
 
   /** The time of a lock is over by the clock of this client. */
@@ -569,11 +570,13 @@ export class Session implements ConnectionHandler {
 
   /** Releases a lock that this client has not requested. Ends the connection if too many releases have no answer. */
   #releaseUnknown(id: number): void {
-    if (this.#unknownLocks >= MAX_UNKNOWN_LOCKS) {
+    if (this.#unknownReleases.length >= MAX_UNKNOWN_LOCKS) {
+      this.#unknownReleases = this.#unknownReleases.filter(({ isPending }) => isPending);
+    }
+    if (this.#unknownReleases.length >= MAX_UNKNOWN_LOCKS) {
       return this.#connection.drop(new Error(`the server sent more than ${MAX_UNKNOWN_LOCKS} locks that were not requested`));
     }
-    this.#unknownLocks++;
-    void this.#send('release', { id }).finally(() => this.#unknownLocks--);
+    this.#unknownReleases.push(this.#send('release', { id }));
   }
 
   /** The server has granted or confirmed a lock, which ends `duration` ms after `since`. */

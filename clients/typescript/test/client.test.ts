@@ -449,6 +449,19 @@ test('a lock that may have timed out on its way is not granted before it is exte
   assert.equal(lock.held, true);
 });
 
+test('an extension in the background counts although its answer takes longer than responseTimeout', async () => {
+  await using fake = await connected({ responseTimeout: 50 });
+  const { client, connection } = fake;
+  const acquired = client.acquire('a', { transactionTimeout: 1_000, queueTimeout: Infinity });
+  const request = await connection.expect('request');
+  await sleep(600);
+  connection.send('locked', { id: 3, fence: 1, ref: request.ref });
+  const { ref } = await connection.expect('extend');
+  await sleep(100);
+  connection.send('extended', { id: 3, transactionTimeout: 1_000, ref });
+  assert.equal((await within(acquired, 'the grant')).held, true);
+});
+
 test('the watchdog extends a lock until it is released', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
@@ -554,6 +567,13 @@ test('a server that sends many unknown locks and answers no release is left', as
   next.send('locked', { id: 1_001, fence: 1, ref: 'unknown' });
   await next.closed();
   assert.equal(next.unread, 0);
+  const refusing = await server.accept();
+  const { ref } = await refusing.expect('hello');
+  refusing.send('error', { code: 'unauthorized', message: 'no', ref }); // fails the callers; the releases have no answer yet
+  const last = await server.accept();
+  await last.handshake({ resumed: true });
+  last.send('locked', { id: 1_001, fence: 1, ref: 'unknown' });
+  await last.closed();
 });
 
 test('what has no answer is sent again in its order', async () => {
