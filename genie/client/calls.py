@@ -146,6 +146,7 @@ class Calls:
         for call in pending.values():
             if isinstance(call, Release):
                 call.maybe_executed = call.request is not None  # matters only for a request of this client
+                call.query = None  # all waiting requests are sent again, after the releases
                 self.deferred_releases.append(call)
             elif call.fails_with_connection:
                 self.outcomes.append(Outcome(call, error=ConnectionLost(f"{reason}, before the reply arrived")))

@@ -286,7 +286,7 @@ class Release(Call):
     If the id of a request of this client is not known yet, the release has the `ref` of the request instead of an id.
     """
 
-    __slots__ = ("id", "maybe_executed", "request")
+    __slots__ = ("id", "maybe_executed", "query", "request")
 
     def __init__(self, id: int, request: Request | None = None) -> None:
         self.id = id
@@ -295,6 +295,8 @@ class Release(Call):
         """The released request. None if only the id was given: any client may have made the request."""
         self.maybe_executed = False
         """True if the release was sent on a connection that was lost, so that the server may have executed it."""
+        self.query: Inspect | None = None
+        """The inspect that was sent before the release, because it may release a waiting request of this client. Otherwise None."""
         if request is not None and not id:
             super().__init__(messages.with_ref(RELEASE, request.ref), request.ref)
             return
@@ -360,7 +362,7 @@ class Bye(Call):
 class Inspect(Call):
     """The command `inspect`."""
 
-    __slots__ = ()
+    __slots__ = ("queue_total",)
 
     def __init__(
         self,
@@ -383,6 +385,8 @@ class Inspect(Call):
         super().__init__(
             make_line("inspect", resource=resource, transactionName=transaction, id=id, limit=limit, only=only)
         )
+        self.queue_total: Any = None
+        """The number of waiting requests in the reply. None without a reply."""
 
 
 def make_request(

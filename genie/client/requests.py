@@ -38,7 +38,7 @@ from typing import Final
 
 from genie.client import errors, hints
 from genie.client.calls import Calls
-from genie.client.commands import Extend, Outcome, Release, Request, RequestState
+from genie.client.commands import Extend, Inspect, Outcome, Release, Request, RequestState
 from genie.client.handshake import UP, Handshake
 from genie.client.keepalive import MIN_LEASE_SHARE, SessionLease
 from genie.client.live_requests import LiveRequests
@@ -104,6 +104,19 @@ class Requests:
             self._calls.keepalive.start(now)
             self._calls.unsent_lines.append(release.line)
         return release
+
+    def release_by_id(self, release: Release, now: float) -> None:
+        """Release a request of any client by its id, now or on the next connection.
+
+        In `quiet` mode the client does not know the ids of its waiting requests, and the server does not notify the client that it
+        has released its own request. So if a waiting request is released, all waiting requests of this client must be sent again.
+        An inspect shows whether the released request waits.
+        """
+        is_waiting_for_grants = any(request.state is WAITING for request in self.live.by_ref.values())
+        if self._handshake.phase is UP and release.id not in self.live.by_id and is_waiting_for_grants:
+            release.query = Inspect(id=release.id, only="queue")
+            self._calls.send(release.query, now)
+        self._calls.send(release, now)
 
     def abandon(self, request: Request, now: float) -> None:
         """Release a request whose caller no longer waits. A request that was never sent ends without a release."""
@@ -404,15 +417,15 @@ class Requests:
         if request is not None:
             self._on_ended(request, released)
         self._calls.outcomes.append(Outcome(release, result=released.reason))
-        if request is None and released.reason == errors.SUCCESS:
+        may_be_waiting = release.query is not None and release.query.queue_total != 0
+        if request is None and released.reason == errors.SUCCESS and may_be_waiting:
             self._resend_waiting()
         release.request = None  # else only the garbage collector can free the two objects, which refer to each other
 
     def _resend_waiting(self) -> None:
         """Send all waiting requests again, because the request that was just released by its id may be one of them.
 
-        In `quiet` mode the client does not know the ids of its waiting requests, and the server does not notify the client
-        that the request has ended. When the request is sent again, the server replies with `released`.
+        When this request is sent again, the server replies with `released`.
         """
         for request in self.live.waiting():
             if request.first_sent_at is not None:

@@ -93,6 +93,8 @@ class ClientSession:
         """Send a call other than a request, now or on the next connection."""
         if isinstance(call, Extend):
             self.requests.extend(call, now)
+        elif isinstance(call, Release):
+            self.requests.release_by_id(call, now)
         else:
             self.calls.send(call, now)
 
@@ -277,8 +279,10 @@ class ClientSession:
         match message:
             case messages.Inspected():
                 ref = message.payload.pop("ref", None)
-                call = self.calls.pop(Inspect, ref if isinstance(ref, str) else None)
+                call = inspect = self.calls.pop(Inspect, ref if isinstance(ref, str) else None)
                 result = message.payload  # without `ref`
+                if inspect is not None:
+                    inspect.queue_total = message.payload.get("queueTotal")
             case messages.Pong():
                 call = ping = self.calls.pop(Ping, message.payload.ref)
                 if ping is not None:

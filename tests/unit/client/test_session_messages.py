@@ -261,16 +261,37 @@ class TestRelease:
         assert type(lost[2]) is LockLost
         assert answer == (release_, "success", None)
 
-    def test_by_id_of_an_own_waiting_request_ends_it(self):
+    @pytest.mark.parametrize("inspected", [encode("inspected", queueTotal=1, ref="2"), error("unauthorized", ref="2")])
+    def test_by_id_of_an_own_waiting_request_ends_it(self, inspected):
         session = connected_session()
-        request, release_ = send_request(session), Release(101)
+        request, release_ = sent_request(session), Release(101)
         session.send(release_, 0.0)
-        session.data_to_send()
-        assert session.receive_data(released(101, "success", release_.ref), 0.0) == [(release_, "success", None)]
+        query = b'{"command":"inspect","payload":{"id":101,"only":"queue","ref":"2"}}\n'
+        assert session.data_to_send() == query + release(101, "3")
+        answers = inspected + released(101, "success", "3")
+        assert session.receive_data(answers, 0.0)[-1] == (release_, "success", None)
         assert session.data_to_send() == request.line, "it is not known whether that was this request: the server tells"
         [(call, _, why)] = session.receive_data(released(101, "success", request.ref), 0.0)
         assert call is request
         assert type(why) is LockError
+
+    def test_by_id_of_a_request_that_did_not_wait_sends_nothing_again(self):
+        session = connected_session()
+        sent_request(session)
+        release_ = Release(55)
+        session.send(release_, 0.0)
+        session.data_to_send()
+        session.receive_data(encode("inspected", queueTotal=0, ref="2"), 0.0)
+        assert session.receive_data(released(55, "success", "3"), 0.0) == [(release_, "success", None)]
+        assert session.data_to_send() == b""
+
+    def test_of_a_lock_that_was_not_requested_sends_nothing_again(self):
+        session = connected_session()
+        sent_request(session)
+        session.receive_data(locked(55, "other"), 0.0)
+        assert session.data_to_send() == release(55, "2")
+        session.receive_data(released(55, "success", "2"), 0.0)
+        assert session.data_to_send() == b""
 
     def test_of_an_unknown_id_is_rejected(self):
         session = connected_session()

@@ -533,6 +533,26 @@ class TestRelease:
         assert isinstance(refused, RequestRejected)
         assert lock.error is why
 
+    def test_by_id_is_sent_before_the_waiting_requests_which_are_sent_again_once(self):
+        session = connected_session()
+        request, call = sent_request(session), Release(101)
+        session.send(call, 0.0)
+        session.on_disconnected("gone")
+        complete_handshake(session)
+        assert session.data_to_send() == release(101, "3") + request.line
+        assert session.receive_data(released(101, "success", "3"), 0.0) == [(call, "success", None)]
+        assert session.data_to_send() == b""
+
+    def test_of_lost_locks_does_not_repeat_the_waiting_requests(self):
+        session = connected_session()
+        locks = [granted_request(session, id) for id in (101, 102)]
+        request = sent_request(session)
+        reconnect(session, resumed=False)
+        assert session.data_to_send() == release(101, "4") + release(102, "5") + request.line
+        session.receive_data(released(101, "success", "4") + released(102, "success", "5"), 0.0)
+        assert session.data_to_send() == b""
+        assert all(lock.error is not None for lock in locks)
+
     def test_of_an_unknown_id_of_another_client_is_rejected_even_after_a_retry(self):
         session = connected_session()
         call = Release(5)
