@@ -414,10 +414,6 @@ async def test_a_full_redis_accepts_releases_and_rejects_requests(redis: Redis) 
         await client.close()
 
 
-def connections(redis: Redis) -> int:
-    return int(redis.call("INFO", "stats")["total_connections_received"])
-
-
 async def test_a_server_whose_address_is_in_use_exits_before_it_takes_over(redis: Redis) -> None:
     redis.kill()
     first = Genie(redis)
@@ -438,7 +434,7 @@ async def test_a_server_whose_address_is_in_use_exits_before_it_takes_over(redis
 
 
 async def test_a_commit_to_a_slow_redis_succeeds(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large commit takes longer than the first timeout, and succeeds after a few attempts with longer ones."""
+    """A large commit takes longer than the first timeout, and succeeds with a longer one."""
     monkeypatch.setattr("genie.storage.redis.commit.COMMIT_TIMEOUT_S", 0.2)
     async with proxy(redis.port, chunks) as slow:
         store = RedisStore(slow.url)
@@ -450,11 +446,10 @@ async def test_a_commit_to_a_slow_redis_succeeds(redis: Redis, monkeypatch: pyte
             request = Request(exclusive=tuple(f"{number}/{part}/{'x' * 100}" for part in range(10)))
             manager.step(request, 0)
             changes[request.id] = request
-        before = connections(redis)
         try:
             async with asyncio.timeout(WAIT_S):
                 await commit(store, Batch(changes, 1, 1, 0))
-            assert connections(redis) - before < 8
+            assert store.failure_count > 0
         finally:
             await store.close()
 

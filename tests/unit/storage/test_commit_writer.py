@@ -9,14 +9,23 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from genie.storage.redis.commit import FINISHED, AckPolicy, BatchInFlight, CommitEncoder, CommitWriter, Outcome
-from genie.storage.redis.connection import ErrorReply
+from genie.storage.redis.commit import (
+    COMMIT_TIMEOUT_S,
+    FINISHED,
+    AckPolicy,
+    BatchInFlight,
+    CommitEncoder,
+    CommitWriter,
+    Outcome,
+)
+from genie.storage.redis.connection import ErrorReply, RedisFailure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace, LeaderEpoch, Meta
 from genie.storage.redis.log import EpochHistory, Position
 from genie.storage.redis.outage import OutageLog
 from genie.storage.redis.primary import Primary
 from genie.storage.redis.url import Address
 from genie.storage.store import Batch, LeadershipLost
+from genie.testing.simulation.loop import SimLoop
 from support.storage.stores import soon
 
 OWN = LeaderEpoch(7, "nonce", "{n}:state:7-nonce")
@@ -121,6 +130,50 @@ async def test_an_error_within_a_transaction_is_retried_with_a_backoff(monkeypat
     assert (writer._outage_log.failure_count, len(delays)) == (5, 4), "the first failure is retried at once"
     assert [str(error) for error in primary.errors] == ["MISCONF Errors writing to the AOF file"] * 5
     await writer.stop()
+
+
+class SilentConnection(ScriptedConnection):
+    """Never replies. Records in `waits` for how long the writer has waited when it closes the connection."""
+
+    def __init__(self, waits: list[float]) -> None:
+        super().__init__([])
+        self._waits = waits
+        self._sent: tuple[float, Callable[[Any], None]] | None = None
+
+    def send(
+        self, command: bytes, on_reply: Callable[[Any], None], replies: int = 1, expected_reply: bytes = b""
+    ) -> None:
+        del command, replies, expected_reply
+        self._sent = asyncio.get_running_loop().time(), on_reply
+
+    def close(self) -> None:
+        if self._sent is not None:
+            loop = asyncio.get_running_loop()
+            (sent_at, on_reply), self._sent = self._sent, None
+            self._waits.append(loop.time() - sent_at)
+            loop.call_soon(on_reply, RedisFailure("closed"))
+
+
+def test_each_attempt_without_a_reply_doubles_the_timeout() -> None:
+    """So a large batch is stored, however slow Redis is."""
+    waits: list[float] = []
+
+    class SilentPrimary(ScriptedPrimary):
+        async def connect(self) -> ScriptedConnection:
+            return SilentConnection(waits) if len(waits) < 4 else ScriptedConnection([])
+
+    async def write() -> None:
+        stored: asyncio.Future[BatchInFlight] = asyncio.get_running_loop().create_future()
+        writer = writer_of(cast("Primary", SilentPrimary([])), meta_at((7, INDEX)), stored.set_result)
+        await writer.open()
+        writer.write(Batch(), not_reported)
+        await stored
+        await writer.stop()
+
+    with asyncio.Runner(loop_factory=SimLoop) as runner:
+        runner.run(write())
+    # The check, which runs four times in the shortest timeout, finds no progress one interval after the sending at most.
+    assert [round(wait // COMMIT_TIMEOUT_S) for wait in waits] == [1, 2, 4, 8]
 
 
 async def test_a_batch_is_sent_that_follows_one_whose_connection_does_not_watch_the_log_any_more() -> None:
