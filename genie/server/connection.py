@@ -265,6 +265,7 @@ class Connection(Peer, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the cause does not matter
         """Tell the handler that the connection is lost, so that it releases the locks bound to the connection."""
         self.closed = True
+        self._transport = None  # asyncio's transport may raise AttributeError if it is aborted now
         self._encrypted_output = None  # breaks a reference cycle
         self._admission.leave(self)
         if self._handshake is not None:
@@ -339,7 +340,7 @@ class Connection(Peer, asyncio.Protocol):
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
         log_limited("warning", "slow consumer disconnected", peer=peer, unsent_bytes=self.unread_bytes, reason=reason)
-        asyncio.get_running_loop().call_later(SLOW_CONSUMER_GRACE_S, transport.abort)
+        asyncio.get_running_loop().call_later(SLOW_CONSUMER_GRACE_S, self.abort)
 
     def abort_slow_consumer(self, reason: str) -> None:
         """Close the connection at once, because the client does not read. Its unread bytes are dropped."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from genie.config import Settings
-from genie.server import byte_limit, unread_output
+from genie.server import byte_limit, connection, unread_output
 from genie.server.app import Server
 from genie.server.unread_output import UnreadOutput
 from genie.testing.simulation.loop import SimLoop, deterministic
@@ -136,3 +136,34 @@ async def test_clients_that_do_not_read_cost_a_bounded_number_of_bytes() -> None
     assert MEGABYTE < greatest <= 4 * MEGABYTE, "the limit, and one answer"
     await server.stop()
     assert server.unread_output.bytes == 0
+
+
+async def test_a_slow_consumer_that_reads_late_causes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection ends before the grace period, at whose end the server aborts the others."""
+    errors: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    monkeypatch.setattr(connection, "SLOW_CONSUMER_GRACE_S", 0.5)
+    monkeypatch.setattr(connection, "LINGER_IDLE_S", 0.05)
+    server = Server(Settings.from_options(port=0, admin_port=None, max_unread=1 << 16))
+    address = await server.start()
+    with socket.create_connection(address) as filling, socket.socket() as late:
+        filling.sendall(b"".join(LOCK % (number, LONG) for number in range(560)))
+        async with asyncio.timeout(WAIT_S):
+            while server.default_namespace.manager.table.locks < 560:  # noqa: ASYNC110 - the client reads nothing
+                await asyncio.sleep(0)
+            late.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            late.connect(address)
+            late.setblocking(False)
+            late.sendall(14 * WATCH)
+            while not server.unread_output.bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            filling.sendall(LOCK % (0, b"an event for the watcher"))
+            while not any(each.closed for each in server.connections):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(2 * connection.LINGER_IDLE_S)
+            while await loop.sock_recv(late, 1 << 20):
+                pass
+        await asyncio.sleep(2 * connection.SLOW_CONSUMER_GRACE_S)
+    await server.stop()
+    assert errors == []
