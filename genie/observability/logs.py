@@ -101,7 +101,7 @@ class _TolerantLogger:
         self._omitted_count = 0
         """Number of lines that were omitted since the last line that was written."""
         self._unwritten = b""
-        """The rest of a long line, which stdout did not accept."""
+        """The line that is being written, or the rest of a long one that stdout did not accept."""
 
     def msg(self, line: Any) -> None:
         """Write a log line if stdout accepts it soon. Otherwise omit it, and log later how many lines were omitted."""
@@ -127,9 +127,9 @@ class _TolerantLogger:
             if self._omitted_count or self._unwritten:  # the warning was not written either
                 self._omitted_count = omitted_count + 1
                 return
-        if self._descriptor is None or len(line) <= PART_BYTES // 4:  # a character has at most 4 bytes
+        if self._descriptor is None:
             self._write(line)
-        else:
+        else:  # not by `_write`, which fails if the encoding of stdout lacks a character of a name
             encoding = self._stream.encoding
             self._unwritten = (line if isinstance(line, bytes) else line.encode(encoding, "backslashreplace")) + b"\n"
             self._write_rest()

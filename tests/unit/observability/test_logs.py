@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,25 @@ def test_the_log_shows_control_characters_as_escapes(form: str, path: str) -> No
     assert path in lines[0]
     if form == "json":
         assert json.loads(lines[0])["path"] == "/\x9b2J\u202e\u2028x"
+
+
+NOT_ENCODABLE = """
+from genie.observability import logs
+import structlog
+logs.configure("info", "console")
+structlog.get_logger().info("one", name="\u65e5\u672c")
+structlog.get_logger().info("two")
+"""
+
+
+def test_the_log_escapes_characters_that_the_encoding_of_stdout_lacks() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    result = subprocess.run(
+        [sys.executable, "-c", NOT_ENCODABLE], capture_output=True, text=True, check=True, env=environment
+    )
+    one, two = result.stdout.splitlines()
+    assert r"name=\u65e5\u672c" in one
+    assert "two" in two
 
 
 def test_the_field_for_the_text_of_an_error_has_one_name() -> None:
