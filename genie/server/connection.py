@@ -137,6 +137,10 @@ class Connection(Peer, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the connection and start its authentication, or reject it if it exceeds the limits."""
+        if self._find_handler is not None:  # the server's role may have changed since the connection was accepted
+            current = self._find_handler(None)
+            if not isinstance(current, RequestRejected):  # there always is a default namespace
+                self.handler = current
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         tls = transport.get_extra_info("ssl_object")

@@ -9,20 +9,21 @@ from typing import Any
 import orjson
 import pytest
 
-from genie.config import Limits
+from genie.config import Limits, Settings
 from genie.core import LockManager
 from genie.errors import Code, RequestRejected
 from genie.observability.stats import Stats
 from genie.roles import Starting
 from genie.server import connection as connection_module
 from genie.server import scheduler
+from genie.server.app import Server
 from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import REJECT_SLOTS, AdmissionControl
 from genie.server.peer import CommandHandler, ConnectionState
 from genie.server.pipeline import Pipeline
 from genie.storage.memory import MemoryStore
-from genie.storage.store import Batch
+from genie.storage.store import Batch, LeadershipLost
 from support.core.sliced_pipeline import exceed_store_timeout
 from support.network.recording_transport import RecordingTransport
 
@@ -363,3 +364,25 @@ async def test_a_connection_over_the_limit_executes_nothing(rejected_before: int
     assert connection.state is ConnectionState.AUTHENTICATING
     assert not server.stores["a"].pending_commits
     server.stop()
+
+
+async def test_a_connection_uses_the_handler_of_the_moment_at_which_it_is_made() -> None:
+    """The event loop calls `connection_made` in a later iteration than the one in which it has accepted the connection."""
+    server = Server(Settings(port=0))
+    await server.start()
+    try:
+        connection, received = server._make_connection(), list[bytes]()
+        pipeline = server.default_namespace.pipeline
+        assert connection.handler is pipeline
+        assert pipeline is not None
+        pipeline._fail(LeadershipLost("another server leads"))
+        transport = RecordingTransport(received.append)
+        connection.connection_made(transport)
+        connection.data_received(b'{"command":"ping"}\n')
+        (reply,) = map(orjson.loads, received)
+        assert reply["payload"]["code"] == Code.UNAVAILABLE
+        connection.eof_received()
+        assert transport.is_ended
+        connection.connection_lost(None)
+    finally:
+        await server.stop()
