@@ -21,7 +21,9 @@ this time."""
 class OpeningTurns:
     """Processes input at once for `OPENING_BATCH_S`. Further input waits for later iterations of the event loop.
 
-    A first line may have a MiB, and thousands of clients may send their first lines at the same moment.
+    A first line may have a MiB, and thousands of clients may send their first lines at the same moment. Connections whose
+    `hello` was rejected may send lines again and again, so their input is processed *later*, after the other input. At
+    least one such input is processed in an iteration.
     """
 
     def __init__(self) -> None:
@@ -29,6 +31,8 @@ class OpeningTurns:
         """Seconds for which input may still be processed in this iteration of the event loop."""
         self._waiting: deque[Callable[[], None]] = deque()
         """The functions that process the postponed input of connections, in the order of arrival."""
+        self._waiting_later: deque[Callable[[], None]] = deque()
+        """The same for input that is processed after the input in `_waiting`."""
         self._is_scheduled = False
         """True if `_run_waiting` runs in the next iteration."""
 
@@ -36,6 +40,11 @@ class OpeningTurns:
     def has_time(self) -> bool:
         """True if input may be processed now. Otherwise it must be postponed."""
         return not self._waiting and self._remaining_s > 0
+
+    @property
+    def has_spare_time(self) -> bool:
+        """True if input that is processed later may be processed now. Otherwise it must be postponed."""
+        return self.has_time and not self._waiting_later
 
     def run(self, process: Callable[[], T]) -> T:
         """Process input now, and subtract the time that it takes from the rest of this iteration."""
@@ -47,9 +56,9 @@ class OpeningTurns:
             if self._remaining_s <= 0:
                 self._schedule()
 
-    def postpone(self, process: Callable[[], None]) -> None:
-        """Process input in a later iteration of the event loop."""
-        self._waiting.append(process)
+    def postpone(self, process: Callable[[], None], *, later: bool = False) -> None:
+        """Process input in a later iteration of the event loop, with `later` after the other input."""
+        (self._waiting_later if later else self._waiting).append(process)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -61,10 +70,15 @@ class OpeningTurns:
         """Process the waiting input for the time of one iteration."""
         self._is_scheduled, self._remaining_s = False, OPENING_BATCH_S
         try:
-            for _ in range(len(self._waiting)):  # a connection that is postponed again waits for the next iteration
-                self.run(self._waiting.popleft())
-                if self._remaining_s <= 0:
-                    break
+            self._run_some(self._waiting)
+            self._run_some(self._waiting_later)
         finally:
-            if self._waiting:
+            if self._waiting or self._waiting_later:
                 self._schedule()
+
+    def _run_some(self, waiting: deque[Callable[[], None]]) -> None:
+        """Process the first input in `waiting`, and further input while this iteration has time."""
+        for _ in range(len(waiting)):  # a connection that is postponed again waits for the next iteration
+            self.run(waiting.popleft())
+            if self._remaining_s <= 0:
+                break

@@ -188,12 +188,14 @@ class Connection(Peer, asyncio.Protocol):
             self._process(data)
         elif self._postponed_input:  # reading is paused, but TLS may deliver input that it received earlier
             self._postponed_input += data
-        elif self._admission.opening_turns.has_time:
-            self._admission.opening_turns.run(partial(self._process, data))
         else:
-            self._postponed_input += data
-            self._update_reading()
-            self._admission.opening_turns.postpone(self._process_postponed_input)
+            turns, is_rejected = self._admission.opening_turns, self.state is ConnectionState.HELLO_REJECTED
+            if turns.has_spare_time if is_rejected else turns.has_time:
+                turns.run(partial(self._process, data))
+            else:
+                self._postponed_input += data
+                self._update_reading()
+                turns.postpone(self._process_postponed_input, later=is_rejected)
 
     def _process_postponed_input(self) -> None:
         """Process the postponed input, because it is its turn."""
@@ -598,7 +600,7 @@ class Connection(Peer, asyncio.Protocol):
         """Pause reading, and process `lines` in a later iteration of the event loop, after those of other connections."""
         self._postponed_lines = lines
         self._update_reading()
-        self._admission.opening_turns.postpone(self._resume_opening)
+        self._admission.opening_turns.postpone(self._resume_opening, later=self.state is ConnectionState.HELLO_REJECTED)
 
     def _resume_opening(self) -> None:
         """Process the postponed lines, then resume reading."""

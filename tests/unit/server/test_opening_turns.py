@@ -51,6 +51,28 @@ async def test_first_lines_are_processed_one_by_one(world: World, data: bytes, a
         assert not client.connection.reading_is_paused
 
 
+@pytest.mark.parametrize("lines", [1, 50])
+async def test_first_lines_are_processed_before_lines_after_a_rejected_hello(world: World, lines: int) -> None:
+    clients = [Client(world) for _ in range(CONNECTIONS)]
+    for client in clients:
+        client.connection.data_received(b'{"command":"hello","payload":{"protocol":7}}\n')
+    for _ in range(3 * CONNECTIONS):
+        await asyncio.sleep(0)
+    for client in clients:
+        client.connection.data_received(b'{"command":"ping"}\n' * lines)
+    new = Client(world)
+    new.connection.data_received(HELLO)
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert new.commands() == ["welcome"]
+    for _ in range(CONNECTIONS * lines):
+        Client(world).connection.data_received(HELLO)
+        await asyncio.sleep(0)
+    assert all(client.commands() == ["error"] * (1 + lines) for client in clients), (
+        "the other lines do not wait for ever"
+    )
+
+
 async def test_input_that_waits_for_its_turn_stays_in_order(world: World) -> None:
     first, last = Client(world), Client(world)
     first.connection.data_received(HELLO)
