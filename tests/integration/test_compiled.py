@@ -59,6 +59,7 @@ EXCLUDED = [
     "test_a_state_that_is_loaded_in_any_order_decides_as_the_original",  # copies objects of compiled classes
     # These have stand-ins for objects of compiled classes.
     "test_an_error_within_a_transaction_is_retried_with_a_backoff",
+    "test_each_attempt_without_a_reply_doubles_the_timeout",
     "test_a_batch_is_sent_that_follows_one_whose_connection_does_not_watch_the_log_any_more",
     "test_a_reply_after_the_node_has_stepped_down_is_ignored",
 ]
