@@ -995,6 +995,24 @@ func TestAReleaseByIDOfAWaitingRequestRepeatsTheRequests(t *testing.T) {
 	}
 }
 
+// A request that is sent again follows all releases that were sent before.
+func TestReleasesByIDThatAreSentTogetherRepeatTheRequestsOnce(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	_ = acquire(client, "a", QueueTimeout(NoTimeout))
+	p.expect("request")
+	var answers []string
+	for _, id := range []int{17, 18, 19} {
+		_ = start(func() (bool, error) { return true, client.ReleaseID(background, int64(id)) })
+		inspect, release := p.expect("inspect"), p.expect("release")
+		answers = append(answers, error1("unauthorized", inspect.text("ref")), released1(id, "success", release.text("ref")))
+	}
+	p.send(answers...)
+	p.expect("request")
+	_ = start(func() (bool, error) { return true, client.Ping(background) })
+	p.pings = true
+	p.expect("ping")
+}
+
 // A repetition may cross the grant. The time in its answer counts from the repetition, and not from `hello`.
 func TestTheAnswerToARepetitionDoesNotShortenAHeldLock(t *testing.T) {
 	_, p, client, lock := hold(t, Config{})

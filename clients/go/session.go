@@ -48,6 +48,7 @@ type call struct {
 	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
 	isUnknown  bool      // a release of a lock that this client has not requested
 	query      *call     // of a release by id: the inspect that was sent before it; nil: there is none
+	isFollowed bool      // of a release by id: the waiting requests were sent again after it
 	done       chan struct{}
 	answer     *payload
 	err        error
@@ -193,6 +194,7 @@ func (c *Client) write(r *call) {
 		r.lock.lastExtend = r
 		r.lock.shorten(r)
 	}
+	r.isFollowed = false
 	c.enqueue(r)
 }
 
@@ -406,7 +408,7 @@ func (c *Client) onReleased(r *call, p *payload) {
 		c.finish(r, nil)
 		if l != nil { // it is detached, or was granted after the call by its id was sent
 			l.onEnded(nil, p.Reason)
-		} else if r.name == "release" && r.fields.ID != 0 && !r.isUnknown && !r.isNotQueued() {
+		} else if r.name == "release" && r.fields.ID != 0 && !r.isUnknown && !r.isFollowed && !r.isNotQueued() {
 			c.repeatRequests()
 		}
 	case l != nil:
@@ -420,12 +422,14 @@ func (r *call) isNotQueued() bool {
 }
 
 // repeatRequests sends the waiting requests again. This client does not know their ids, and the server does not notify a client of
-// the end of a request that the client itself has released. The answer to the repetition is the end.
+// the end of a request that the client itself has released. The answer to the repetition is the end. It also follows the releases
+// that were sent before, so thousands of them do not each repeat thousands of requests.
 func (c *Client) repeatRequests() {
 	for _, r := range c.calls {
 		if c.conn != nil && r.name == "request" && !r.sentAt.IsZero() {
 			c.enqueue(r) // without a new sentAt: the request may have been granted before
 		}
+		r.isFollowed = true
 	}
 }
 

@@ -425,8 +425,12 @@ class Requests:
     def _resend_waiting(self) -> None:
         """Send all waiting requests again, because the request that was just released by its id may be one of them.
 
-        When this request is sent again, the server replies with `released`.
+        When this request is sent again, the server replies with `released`. So it does for the releases that were sent before,
+        which need not send the requests again.
         """
+        for call in self._calls.pending.values():
+            if isinstance(call, Release):
+                call.query = None
         for request in self.live.waiting():
             if request.first_sent_at is not None:
                 self._calls.unsent_lines.append(request.line)

@@ -285,6 +285,16 @@ class TestRelease:
         assert session.receive_data(released(55, "success", "3"), 0.0) == [(release_, "success", None)]
         assert session.data_to_send() == b""
 
+    def test_by_ids_that_are_sent_together_sends_the_requests_again_once(self):
+        session = connected_session()
+        request = sent_request(session)
+        for id in (101, 102):
+            session.send(Release(id), 0.0)
+        session.data_to_send()
+        session.receive_data(released(101, "success", "3"), 0.0)
+        session.receive_data(released(102, "success", "5"), 0.0)
+        assert session.data_to_send() == request.line
+
     def test_of_a_lock_that_was_not_requested_sends_nothing_again(self):
         session = connected_session()
         sent_request(session)

@@ -38,6 +38,8 @@ final class Call extends Waited<Wire.Message> {
     boolean isUnknown;
     /** Of a release by id: the inspect that was sent before it; null: there is none. */
     Call query;
+    /** Of a release by id: the waiting requests were sent again after it. */
+    boolean isFollowed;
     /** Of an inspect that was answered: how many requests wait. */
     long queueTotal = -1;
 
@@ -57,8 +59,8 @@ final class Call extends Waited<Wire.Message> {
     /** Returns whether it changes a lock of this client. */
     boolean isExtend() { return name.equals("extend") && lock != null; }
 
-    /** Returns whether the request that a release by id has released may have waited. */
-    boolean mayBeQueued() { return query == null || query.queueTotal != 0; }
+    /** Returns whether the request that a release by id has released may have waited, and was not sent again since. */
+    boolean mayBeQueued() { return !isFollowed && (query == null || query.queueTotal != 0); }
 
     double queueTimeoutMs() { return (double) fields.get("queueTimeout"); }
 

@@ -368,6 +368,7 @@ final class Session {
             call.lock.lastExtend = call;
             call.lock.shorten(call);
         }
+        call.isFollowed = false;
         connection.send(call, calls.size() == 1);
     }
 
@@ -535,11 +536,13 @@ final class Session {
 
     /**
      * Sends the waiting requests again. This client does not know their ids, and the server does not notify a client of the end of a
-     * request that the client itself has released. The answer to the repetition is the end.
+     * request that the client itself has released. The answer to the repetition is the end. It also follows the releases that were sent
+     * before, so thousands of them do not each repeat thousands of requests.
      */
     private void repeatRequests() {
         for (Call call : openCalls()) { // without a new sentAt: the request may have been granted before
             if (connection != null && call.isRequest() && call.sentAt != Call.UNSENT) connection.send(call, false);
+            call.isFollowed = true;
         }
     }
 

@@ -409,6 +409,23 @@ class SessionTest {
         assertInstanceOf(RequestEndedException.class, failure(acquired));
     }
 
+    /** A request that is sent again follows all releases that were sent before. */
+    @Test
+    void releasesByIdThatAreSentTogetherRepeatTheRequestsOnce() throws Exception {
+        client.lockAsync(LockOptions.of().queueTimeout(LockOptions.NO_TIMEOUT), "a");
+        peer.expect("request");
+        var answered = new ArrayList<Map<?, ?>>();
+        for (long id = 1; id <= 3; id++) {
+            released(id);
+            peer.expect("inspect");
+            answered.add(peer.expect("release"));
+        }
+        for (Map<?, ?> release : answered) peer.answer("released", "id", release.get("id"), "reason", "success", "ref", release.get("ref"));
+        peer.expect("request");
+        client.lockAsync("b");
+        assertEquals(List.of("exclusive:b"), peer.expect("request").get("resources"));
+    }
+
     /** A repetition may cross the grant. The time in its answer counts from the repetition, and not from {@code hello}. */
     @Test
     void theAnswerToARepetitionDoesNotShortenAHeldLock() throws Exception {
