@@ -465,6 +465,24 @@ func TestUnavailableIsRepeatedOnTheSameConnection(t *testing.T) {
 	}
 }
 
+// The server may have executed a request although it rejects its repetition.
+func TestTheTimeOfALockDoesNotCountFromARetry(t *testing.T) {
+	_, p, client := connected(t, Config{})
+	acquired := acquire(client, "a")
+	ref := p.expect("request").text("ref")
+	sent := time.Now()
+	p.send(error1("unavailable", ref))
+	p.expect("request")
+	p.send(locked1(17, ref))
+	lock, err := acquired()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if late := lock.ExpiresAt().Sub(sent.Add(defaultTimeout)); late > 0 {
+		t.Fatal("the lock counts as held for too long:", late)
+	}
+}
+
 func failedRounds(client *Client) int {
 	client.mu.Lock()
 	defer client.mu.Unlock()

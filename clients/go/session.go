@@ -185,9 +185,12 @@ func (c *Client) sendBackground(name string, f *fields, l *Lock) *call {
 // write sends a call on the connection. If the server answers it there, it has not executed it before r.sentAt.
 func (c *Client) write(r *call) {
 	conn := c.conn
-	if r.sentAt.IsZero() || r.sentAt.After(conn.helloAt) {
+	isSent := r.sentAt.After(conn.helloAt) // and was answered with `unavailable`
+	switch {
+	case isSent && r.name == "request": // the server may have executed it before it has rejected a repetition
+	case isSent || r.sentAt.IsZero():
 		r.sentAt = time.Now()
-	} else { // it was sent on an earlier connection, and may be answered from now on
+	default: // it was sent on an earlier connection, and may be answered from now on
 		r.sentAt = conn.helloAt
 	}
 	if r.name == "extend" && r.lock != nil {

@@ -359,11 +359,12 @@ final class Session {
 
     /** Sends a call on the connection. If the server answers it there, it has not executed it before {@code sentAt}. */
     private void write(Call call) {
-        if (call.sentAt == Call.UNSENT || call.sentAt > connection.helloAt) {
+        boolean isSent = call.sentAt > connection.helloAt; // and was answered with `unavailable`
+        if (call.sentAt == Call.UNSENT || isSent && !call.isRequest()) {
             call.sentAt = clock.now();
-        } else { // it was sent on an earlier connection, and may be answered from now on
+        } else if (!isSent) { // it was sent on an earlier connection, and may be answered from now on
             call.sentAt = connection.helloAt;
-        }
+        } // otherwise the server may have executed the request before it has rejected a repetition
         if (call.isExtend()) {
             call.lock.lastExtend = call;
             call.lock.shorten(call);

@@ -409,6 +409,20 @@ class SessionTest {
         assertInstanceOf(RequestEndedException.class, failure(acquired));
     }
 
+    /** The server may have executed a request although it rejects its repetition. */
+    @Test
+    void theTimeOfALockDoesNotCountFromARetry() throws Exception {
+        var acquired = client.lockAsync("a");
+        var ref = peer.expect("request").get("ref");
+        long sent = System.nanoTime();
+        peer.answer("error", "code", "unavailable", "message", "no", "ref", ref);
+        peer.expect("request");
+        peer.answer("locked", "id", 7L, "fence", 8L, "ref", ref);
+        Lock lock = get(acquired);
+        long passed = System.nanoTime() - sent;
+        assertTrue(lock.remaining().plusNanos(passed).compareTo(Duration.ofSeconds(10)) <= 0);
+    }
+
     /** A request that is sent again follows all releases that were sent before. */
     @Test
     void releasesByIdThatAreSentTogetherRepeatTheRequestsOnce() throws Exception {
