@@ -16,6 +16,7 @@ import pytest
 
 from genie.config import Settings
 from genie.server.app import Server
+from genie.server.machine import Machine
 from support.processes.servers import WAIT_S, Genie, Redis, running_redis
 
 UNIT = Path(__file__).parents[2] / "deploy/systemd/genie.service"
@@ -198,6 +199,12 @@ def test_the_unit_fits_the_server() -> None:
     assert float(settings["WatchdogSec"][0].removesuffix("s")) >= 5 * STATUS_INTERVAL_S
     assert float(settings["TimeoutStopSec"][0].removesuffix("s")) > 2 * Settings().drain_timeout_ms / 1000
     assert int(settings["LimitNOFILE"][0]) > Settings().limits.max_connections
+
+
+def test_the_server_can_read_the_boot_id() -> None:
+    """Without the boot id, a leader that systemd has restarted waits for its own lease. ProcSubset hides it."""
+    assert Machine().boot_id()
+    assert unit_settings().get("ProcSubset", ["all"]) == ["all"]
 
 
 def systemd_analyze(*arguments: str) -> str:
