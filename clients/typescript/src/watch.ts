@@ -25,6 +25,9 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   #command: Command;
   #truncated = false;
   #error: unknown;
+  /** The changes that the consumer takes next, the first one at the end: to take it does not move the others. */
+  #next: Change[] = [];
+  /** The changes after `#next`. */
   #changes: Change[] = [];
   /** The locks that are held after all `#changes`, by resource and id. */
   readonly #held = new Map<string, HeldLocks>();
@@ -89,7 +92,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
   onEvent(event: Change | { state: 'lagged' }): void {
     if (event.state === 'lagged') return this.onLagged();
     if (this.#state !== 'live' || !matches(this.prefix, event.resource)) return;
-    if (this.#changes.length >= MAX_BUFFERED_CHANGES) this.#state = 'lagging';
+    if (this.#next.length + this.#changes.length >= MAX_BUFFERED_CHANGES) this.#state = 'lagging';
     else if (event.state === 'locked') this.#lock(event);
     else if (event.state === 'unlocked') this.#unlock(event.resource, event.id);
     this.#wake?.();
@@ -100,6 +103,7 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
     if (this.#state === 'ended') return;
     this.#state = 'ended';
     this.#error = error;
+    this.#next = [];
     this.#changes = [];
     this.#held.clear();
     this.#stopListening();
@@ -109,7 +113,8 @@ export class Watch implements AsyncIterator<Change, undefined>, AsyncDisposable 
 
   async *#iterate(): AsyncGenerator<Change, undefined> {
     while (this.#state !== 'ended') {
-      const change = this.#changes.shift();
+      if (!this.#next.length) [this.#next, this.#changes] = [this.#changes.reverse(), this.#next];
+      const change = this.#next.pop();
       if (change) {
         yield change;
       } else {
