@@ -6,10 +6,11 @@ No scheduler queues this input, so its time is limited here.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
+
+from genie import work_time
 
 T = TypeVar("T")
 
@@ -48,11 +49,11 @@ class OpeningTurns:
 
     def run(self, process: Callable[[], T]) -> T:
         """Process input now, and subtract the time that it takes from the rest of this iteration."""
-        started = time.monotonic()
+        started = work_time.now()
         try:
             return process()
         finally:
-            self._remaining_s -= time.monotonic() - started
+            self._remaining_s -= work_time.now() - started
             if self._remaining_s <= 0:
                 self._schedule()
 

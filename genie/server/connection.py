@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from genie import work_time
 from genie.access import Principal
 from genie.errors import Code, RequestRejected
 from genie.net import enable_keepalive
@@ -582,7 +582,7 @@ class Connection(Peer, asyncio.Protocol):
         if self.input_queue or self.outbox:
             self._postpone_opening_lines(lines)
             return []
-        end = time.monotonic() + OPENING_QUANTUM_S
+        end = work_time.now() + OPENING_QUANTUM_S
         for line in lines:
             if line and not line.isspace() and self._process_opening_line(line):
                 if self.state is READY:
@@ -591,7 +591,7 @@ class Connection(Peer, asyncio.Protocol):
                 return [line, *lines]
             if self.closing:
                 break
-            if self.state is ConnectionState.HELLO_REJECTED and (self.input_queue or time.monotonic() > end):
+            if self.state is ConnectionState.HELLO_REJECTED and (self.input_queue or work_time.now() > end):
                 self._postpone_opening_lines(lines)
                 break
         return []

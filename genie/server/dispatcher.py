@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import inf
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from genie import build, core
+from genie import build, core, work_time
 from genie.access import INSPECT, LOCK, Principal
 from genie.config import NAMESPACE
 from genie.core import (
@@ -333,12 +332,12 @@ class Dispatcher:
                     continue
                 command.origin = session
                 if not manager.grant_if_uncontended(command, now):
-                    begun, size = time.monotonic(), self.size
+                    begun, size = work_time.now(), self.size
                     limit = size.max_queue_entries if principal is None else size.queue_limit(principal.name)
                     events = manager.request(command, now, limit)
                     if type(events[0]) is not Granted:
                         notifier.handle_events(events, now, connection, command.ref, item)
-                        if time.monotonic() - begun > EXPENSIVE_S:
+                        if work_time.now() - begun > EXPENSIVE_S:
                             return self._after_expensive(begun, items)
                         continue
                 if history is not None:
@@ -355,14 +354,14 @@ class Dispatcher:
             elif type(command) is Release:
                 request, events = manager.release_if_uncontended(command.id, session), None
                 if request is None:
-                    begun = time.monotonic()
+                    begun = work_time.now()
                     events = manager.release(command.id, now)
                     event = events[0]
                     if type(event) is not Released or event.request.origin is not session:
                         if principal is not None and type(event) is Released:
                             _log_forced_release(event.request, principal)
                         notifier.handle_events(events, now, connection, command.ref)
-                        if time.monotonic() - begun > EXPENSIVE_S:
+                        if work_time.now() - begun > EXPENSIVE_S:
                             return self._after_expensive(begun, items)
                         continue
                     request = event.request
@@ -394,7 +393,7 @@ class Dispatcher:
                 if events is not None:
                     if len(events) > 1:  # the release granted waiting requests
                         notifier.handle_events(events[1:], now, connection)
-                    if time.monotonic() - begun > EXPENSIVE_S:
+                    if work_time.now() - begun > EXPENSIVE_S:
                         return self._after_expensive(begun, items)
             elif type(command) is Bye:
                 is_finished = self._handle_bye(now, connection, command)
@@ -402,10 +401,10 @@ class Dispatcher:
                     self._drain_detached(now, connection, items)
                 return None if is_finished else item
             else:
-                begun = time.monotonic()
+                begun = work_time.now()
                 if self._execute_other(now, connection, command, may_be_slow):
                     return item
-                if time.monotonic() - begun > EXPENSIVE_S:
+                if work_time.now() - begun > EXPENSIVE_S:
                     return self._after_expensive(begun, items)
         return None
 
@@ -415,7 +414,7 @@ class Dispatcher:
         The command began at `begun`, -inf if this was not measured.
         """
         # Here, not at the end of the batch: a command that is executed immediately is not part of a batch.
-        self._turns.spend(MANY_NAMES_S if begun == -inf else time.monotonic() - begun)
+        self._turns.spend(MANY_NAMES_S if begun == -inf else work_time.now() - begun)
         return next(items, None)
 
     def _drain_detached(self, now: float, connection: Peer, items: Iterator[Item]) -> None:

@@ -6,13 +6,13 @@ At most one batch is in flight. While the store is unavailable, commands that we
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from math import inf
 from typing import TYPE_CHECKING
 
+from genie import work_time
 from genie.config import NAMESPACE
 from genie.core import LockManager
 from genie.protocol.commands import Hello
@@ -459,9 +459,9 @@ class Pipeline:
             if has_waited:
                 turns.run_slice(caller, recover_part)
             elif not turns.is_exhausted:  # a small state needs no turns
-                started = time.monotonic()
+                started = work_time.now()
                 recover_part()
-                turns.spend(time.monotonic() - started)
+                turns.spend(work_time.now() - started)
             if is_recovered:
                 break
             if not self._commits.in_flight:  # a heartbeat may be

@@ -25,12 +25,12 @@ session. The ends of all sessions together take turns like one more principal, b
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from sys import maxsize
 
+from genie import work_time
 from genie.protocol.framing import SPLIT_BYTES, UnsplitLines, mark_long
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
 from genie.server.turns import BATCH_S, SHORT_S, IterationTurns
@@ -94,7 +94,7 @@ class CommandScheduler:
         """Bytes of all queued commands. At the end of a batch, the bytes of its commands are subtracted."""
         self._max_bytes = max_bytes
         self._turns = turns
-        self._clock = time.monotonic  # not the event loop's clock: uvloop reads its clock only once per iteration
+        self._clock = work_time.now
         self.light: deque[Peer] = deque()
         """Light connections with queued commands, except the delayed ones. The pipeline keeps references to the queues, so
         they are never replaced."""

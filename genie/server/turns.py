@@ -13,9 +13,10 @@ part begins in it: the part waits for a later iteration. The last part may excee
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Hashable
 from typing import ParamSpec
+
+from genie import work_time
 
 P = ParamSpec("P")
 
@@ -139,9 +140,9 @@ class IterationTurns:
     def run_slice(self, caller: Caller, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call `work`, which does a slice of work, unless the slice must wait."""
         if self._begin(self._slices, caller):
-            started = time.monotonic()
+            started = work_time.now()
             work(*args, **kwargs)
-            self.spend(time.monotonic() - started)
+            self.spend(work_time.now() - started)
 
     def spend(self, seconds: float) -> None:
         """Add the duration of a part, or of an expensive command that is executed outside a batch."""

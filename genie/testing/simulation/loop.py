@@ -33,6 +33,7 @@ from weakref import WeakSet
 
 import structlog
 
+from genie import work_time
 from genie.client import clock
 from genie.client.process import Process, use_process
 
@@ -340,6 +341,7 @@ def deterministic(
     with (
         patch.multiple(time, time=wall_clock, time_ns=lambda: round(wall_clock() * 1e9), monotonic=loop.time),
         patch.object(clock, "now", loop.time),
+        patch.object(work_time, "now", loop.time),
         patch.object(os, "urandom", random_bytes),  # for `uuid.uuid4`
         patch.object(random, "_urandom", random_bytes),  # for `random.SystemRandom`, and so for most of `secrets`
         patch.object(secrets, "token_bytes", random_bytes),

@@ -13,6 +13,7 @@ from unittest import mock
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from genie import work_time
 from genie.client import commands
 from genie.client.commands import Call, Extend, Ping, Request, RequestState, make_any_request
 from genie.client.session import ClientSession
@@ -23,8 +24,6 @@ from genie.observability.stats import Stats
 from genie.protocol import messages
 from genie.protocol.commands import read_hello
 from genie.protocol.resources import parse_resource
-from genie.server import dispatcher as dispatcher_module
-from genie.server import turns as turns_module
 from genie.server.dispatcher import EXPENSIVE_S, Dispatcher
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
@@ -368,7 +367,7 @@ DETACHED_BEFORE_A_DISCONNECT = [
 @given(st.lists(steps, min_size=30, max_size=100))
 def test_every_call_ends_and_no_lock_leaks(script):
     clock = Clock()
-    with mock.patch.object(dispatcher_module, "time", clock), mock.patch.object(turns_module, "time", clock):
+    with mock.patch.object(work_time, "now", clock.monotonic):
         check_script(Simulation(clock), script)
 
 

@@ -17,7 +17,7 @@ HELLO = b'{"command":"hello","payload":{}}\n'
 @pytest.fixture(name="world")
 async def _world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
-    monkeypatch.setattr(connection_module, "OPENING_QUANTUM_S", 0.0)
+    monkeypatch.setattr(connection_module, "OPENING_QUANTUM_S", -1.0)
     return World()
 
 

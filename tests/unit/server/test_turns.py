@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
+from genie import work_time
 from genie.config import Limits
 from genie.lock_modes import X
 from genie.observability.stats import Stats
 from genie.roles import Starting
-from genie.server import dispatcher as dispatcher_module
 from genie.server import pipeline as pipeline_module
-from genie.server import scheduler as scheduler_module
-from genie.server import turns as turns_module
 from genie.server import watch_events
 from genie.server.connection import Connection
 from genie.server.dispatcher import Dispatcher
@@ -83,8 +80,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        for module in (scheduler_module, turns_module, dispatcher_module):
-            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(work_time, "now", lambda: self.now)
 
     def work(self, seconds: float = 0.6 * ITERATION_S) -> None:
         """Take more than half of the time of an iteration."""
@@ -327,7 +323,6 @@ async def test_expensive_commands_to_many_namespaces_do_not_add_up(monkeypatch: 
 
     original = Dispatcher._release_by_ref
     monkeypatch.setattr(Dispatcher, "_release_by_ref", execute)
-    monkeypatch.setattr(dispatcher_module, "EXPENSIVE_S", 0.0005)
     clients = [Client(world) for world in worlds for _ in range(COMMANDS)]
     other, waited = Client(World(turns)), list[int]()
     """A client of another namespace, and how many expensive commands each of its pings waited for."""
