@@ -53,7 +53,6 @@ EXCLUDED = [
     "test_a_former_leader_frees_its_state_in_parts",
     "test_a_new_leader_searches_for_grantable_requests_in_parts",
     "test_the_choices_of_a_request_are_measured_once",
-    "test_a_batch_among_those_of_other_namespaces_ends_early",
     "test_expensive_commands_to_many_namespaces_do_not_add_up",
     "test_the_parts_of_a_namespace_do_not_add_up",
     "test_a_state_that_is_loaded_in_any_order_decides_as_the_original",  # copies objects of compiled classes
@@ -64,8 +63,7 @@ EXCLUDED = [
     "test_a_reply_after_the_node_has_stepped_down_is_ignored",
 ]
 LONG_TESTS = ["tests/unit/server"]
-"""Tests that only the long form runs. They stop the clocks of the server, which are compiled in. So a pause of the process fails
-some of them on a busy machine."""
+"""Tests that only the long form runs. They take half a minute."""
 LONG_FILES = ["test_bound.py", "test_subtree_bounds.py"]
 """Files of `TESTS` that only the long form runs. They take seconds, because they measure sizes and bounds."""
 SIMULATION = """
