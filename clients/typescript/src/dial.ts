@@ -138,7 +138,7 @@ export class Dial {
   }
 
   async #connect(address: Address, host: string): Promise<void> {
-    const hello = await this.#dialer.hello();
+    const hello = await this.#hello();
     if (this.#isDone) return;
     const { port, isSecure } = address;
     const servername = isIP(address.host) ? undefined : address.host;
@@ -156,6 +156,19 @@ export class Dial {
       if (this.#greeting === attempt) this.#greet();
       this.#onFailed(address, failure, attempt.leader);
     };
+  }
+
+  /** Returns the first lines of a connection. The token function of the user may not return. */
+  async #hello(): Promise<string> {
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<never>((_, reject) => {
+      timer = setTimeout(() => reject(new Error('the source of the token takes too long')), MAX_ATTEMPT_TIME);
+    });
+    try {
+      return await Promise.race([this.#dialer.hello(), late]);
+    } finally {
+      clearTimeout(timer);
+    }
   }
 
   /** Sends one `hello` after the other: if two connections lead to one server, the later takes over the session. */

@@ -133,6 +133,16 @@ test('a token may be a function, which is called for each connection', async () 
   assert.equal((await (await fake.server.accept()).handshake({ resumed: true })).token, 'token-2');
 });
 
+test('a token function whose promise is never settled fails one attempt', async () => {
+  await using server = await FakeServer.start();
+  let calls = 0;
+  const token = (): Promise<string> => (calls++ ? Promise.resolve('late') : new Promise(() => {}));
+  const connecting = connect({ host: server.host, token, connectTimeout: 60_000 });
+  const hello = await (await server.accept()).handshake();
+  assert.equal(hello.token, 'late');
+  await (await connecting).close();
+});
+
 test('an exception of tls.connect is an error of the attempt', async () => {
   await using server = await FakeServer.start();
   const tls = { secureContext: {} as never, ALPNProtocols: 5 as never };
