@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from genie import work_time
 
 T = TypeVar("T")
+
+Owner = Hashable
+"""Identifies who has sent input: the name of a principal, or the address of a client that is not authenticated."""
+
+Waiting = dict[Owner, deque[Callable[[], None]]]
+"""The functions that process the postponed input of connections, by owner. The next owner is first."""
 
 OPENING_BATCH_S = 0.005
 """Seconds for the input of all connections that are not READY, in one iteration of the event loop. The last input may exceed
@@ -22,6 +28,8 @@ this time."""
 class OpeningTurns:
     """Processes input at once for `OPENING_BATCH_S`. Further input waits for later iterations of the event loop.
 
+    The owners of the input that waits take turns. So the connections of one owner do not delay the others.
+
     A first line may have a MiB, and thousands of clients may send their first lines at the same moment. Connections whose
     `hello` was rejected may send lines again and again, so their input is processed *later*, after the other input. At
     least one such input is processed in an iteration.
@@ -30,10 +38,9 @@ class OpeningTurns:
     def __init__(self) -> None:
         self._remaining_s = OPENING_BATCH_S
         """Seconds for which input may still be processed in this iteration of the event loop."""
-        self._waiting: deque[Callable[[], None]] = deque()
-        """The functions that process the postponed input of connections, in the order of arrival."""
-        self._waiting_later: deque[Callable[[], None]] = deque()
-        """The same for input that is processed after the input in `_waiting`."""
+        self._waiting: Waiting = {}
+        self._waiting_later: Waiting = {}
+        """Input that is processed after the input in `_waiting`."""
         self._is_scheduled = False
         """True if `_run_waiting` runs in the next iteration."""
 
@@ -57,9 +64,10 @@ class OpeningTurns:
             if self._remaining_s <= 0:
                 self._schedule()
 
-    def postpone(self, process: Callable[[], None], *, later: bool = False) -> None:
-        """Process input in a later iteration of the event loop, with `later` after the other input."""
-        (self._waiting_later if later else self._waiting).append(process)
+    def postpone(self, owner: Owner, process: Callable[[], None], *, later: bool = False) -> None:
+        """Process input of an owner in a later iteration of the event loop, with `later` after the other input."""
+        waiting = self._waiting_later if later else self._waiting
+        waiting.setdefault(owner, deque()).append(process)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -77,9 +85,16 @@ class OpeningTurns:
             if self._waiting or self._waiting_later:
                 self._schedule()
 
-    def _run_some(self, waiting: deque[Callable[[], None]]) -> None:
+    def _run_some(self, waiting: Waiting) -> None:
         """Process the first input in `waiting`, and further input while this iteration has time."""
-        for _ in range(len(waiting)):  # a connection that is postponed again waits for the next iteration
-            self.run(waiting.popleft())
+        for _ in range(
+            sum(map(len, waiting.values()))
+        ):  # a connection that is postponed again waits for the next iteration
+            owner = next(iter(waiting))
+            queue = waiting.pop(owner)
+            process = queue.popleft()
+            if queue:
+                waiting[owner] = queue  # after the other owners
+            self.run(process)
             if self._remaining_s <= 0:
                 break

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from genie.opening_turns import OpeningTurns
+from genie.opening_turns import OpeningTurns, Owner
 
 T = TypeVar("T")
 
@@ -50,8 +50,10 @@ class Turn(asyncio.Protocol):
     The protocol of the transport before and after the handshake, until the caller sets another one.
     """
 
-    def __init__(self, turns: TlsTurns) -> None:
+    def __init__(self, turns: TlsTurns, owner: Owner) -> None:
         self._turns = turns
+        self.owner = owner
+        """The owner of the input: the address of the client until it is authenticated, and then its principal."""
         self._transport: asyncio.Transport | None = None
         """The transport below TLS."""
         self.incoming: ssl.MemoryBIO | None = None
@@ -95,7 +97,7 @@ class Turn(asyncio.Protocol):
             return turns.run(step)
         if not self._is_postponed:
             self._is_postponed = True
-            turns.postpone(self._continue)
+            turns.postpone(self.owner, self._continue)
         self._pause()
         raise ssl.SSLWantReadError
 
@@ -280,7 +282,8 @@ async def accept_tls(
     The handshake, and input after it, take turns if `context` is a `TurnsContext`. Raises OSError, such as
     `ssl.SSLError`, if the handshake fails.
     """
-    loop, turn = asyncio.get_running_loop(), Turn(turns)
+    peer = sock.getpeername()
+    loop, turn = asyncio.get_running_loop(), Turn(turns, owner=peer[0] if peer else "")
     _TURN.set(turn)
     plain, _ = await loop.connect_accepted_socket(lambda: turn, sock)
     if plain.is_closing():  # the client has closed the connection

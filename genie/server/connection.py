@@ -29,7 +29,7 @@ from genie.protocol.framing import (
     without_blank,
 )
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
-from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer
+from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer, principal_name
 from genie.server.rejections import unavailable
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.tls import certificate_name
@@ -152,7 +152,9 @@ class Connection(Peer, asyncio.Protocol):
         if over_limit is not None:
             self._reject_connection(RequestRejected(Code.TOO_MANY, over_limit))
         elif self._authenticator is not None:
-            self._handshake, self.principal = self._authenticator.begin(self.certificate, self._limits.max_line)
+            self._handshake, principal = self._authenticator.begin(self.certificate, self._limits.max_line)
+            if principal is not None:
+                self._set_principal(principal)
             if self._handshake is not None:
                 self.enter_state(ConnectionState.AUTHENTICATING)
                 if self.principal is None:  # a client with a certificate may send its first line at any time
@@ -195,7 +197,7 @@ class Connection(Peer, asyncio.Protocol):
             else:
                 self._postponed_input += data
                 self._update_reading()
-                turns.postpone(self._process_postponed_input, later=is_rejected)
+                turns.postpone(self._owner, self._process_postponed_input, later=is_rejected)
 
     def _process_postponed_input(self) -> None:
         """Process the postponed input, because it is its turn."""
@@ -519,7 +521,7 @@ class Connection(Peer, asyncio.Protocol):
             self.reject_unauthenticated(outcome)
             return b""
         if outcome is not self.principal:  # the token takes precedence over the certificate
-            self.principal = outcome
+            self._set_principal(outcome)
             self.certificate = None
         handshake.stop_timer()
         self._handshake = None
@@ -552,6 +554,18 @@ class Connection(Peer, asyncio.Protocol):
             self.finish()
         elif self._transport is not None:
             self._close(self._transport)
+
+    @property
+    def _owner(self) -> str | None:
+        """The owner of the input before the connection is READY: its principal, or the address of the client."""
+        return principal_name(self) or self._admission.address_of(self)
+
+    def _set_principal(self, principal: Principal) -> None:
+        """Set the principal of an authenticated client. With TLS, the turns of its long input are now those of the principal."""
+        self.principal = principal
+        tls = None if self._transport is None else self._transport.get_extra_info("ssl_object")
+        if isinstance(tls, TurnsObject) and tls.turn is not None:
+            tls.turn.owner = principal.name
 
     def reauthorize(self, principal: Principal) -> None:
         """Give the connection the permissions of `principal`."""
@@ -600,7 +614,8 @@ class Connection(Peer, asyncio.Protocol):
         """Pause reading, and process `lines` in a later iteration of the event loop, after those of other connections."""
         self._postponed_lines = lines
         self._update_reading()
-        self._admission.opening_turns.postpone(self._resume_opening, later=self.state is ConnectionState.HELLO_REJECTED)
+        is_rejected = self.state is ConnectionState.HELLO_REJECTED
+        self._admission.opening_turns.postpone(self._owner, self._resume_opening, later=is_rejected)
 
     def _resume_opening(self) -> None:
         """Process the postponed lines, then resume reading."""
@@ -647,7 +662,7 @@ class Connection(Peer, asyncio.Protocol):
         if principal is None:
             self.reject_unauthenticated(authenticator.denial(hello))
             return False
-        self.principal = principal
+        self._set_principal(principal)
         self.certificate = certificate if hello_token(hello) is None else None  # a token takes precedence
         return True
 

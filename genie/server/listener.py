@@ -106,6 +106,10 @@ class AdmissionControl(Generic[C]):
             self._rejected_count += 1
         return reason
 
+    def address_of(self, connection: C) -> str | None:
+        """Return the address of an open connection, or None for a rejected one."""
+        return self._open.get(connection)
+
     def leave(self, connection: C) -> None:
         """Remove a lost connection and its incomplete line."""
         self.partial_lines.discard(connection)

@@ -297,6 +297,40 @@ def test_long_input_takes_turns(
     run(work())
 
 
+def test_principals_take_turns_with_long_input(
+    run: Callable[[Any], Any], certificates: Certificates, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[many]\ntoken = "{"m" * 20}"\n[few]\ntoken = "{"f" * 20}"\n')
+    tokens.chmod(0o600)
+
+    async def connect(address: tuple[str, int], token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*address, ssl=certificates.context())
+        writer.write(b'{"command":"hello","payload":{"token":"%s"}}\n' % token.encode())
+        assert b"welcome" in await reader.readline()
+        return reader, writer
+
+    async def work() -> None:
+        async with serving(certificates, token_file=str(tokens)) as (server, address):
+            many = [await connect(address, "m" * 20) for _ in range(20)]
+            reader, few = await connect(address, "f" * 20)
+            for _, writer in many:
+                writer.write(PING * 100)
+            few.write(PING * 100)
+            for _ in range(100):
+                assert b"pong" in await reader.readline()
+            assert sum(len(stream._buffer) > 0 for stream, _ in many) < 10, "the others still wait"  # type: ignore[attr-defined]
+            for stream, writer in many:
+                for _ in range(100):
+                    assert b"pong" in await stream.readline()
+                writer.close()
+            few.close()
+            await until(lambda: not len(server.connections))
+
+    monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
+    run(work())
+
+
 def test_encrypted_output_that_a_client_does_not_read_is_counted(
     run: Callable[[Any], Any], certificates: Certificates
 ) -> None:

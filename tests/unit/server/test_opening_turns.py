@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -71,6 +72,18 @@ async def test_first_lines_are_processed_before_lines_after_a_rejected_hello(wor
     assert all(client.commands() == ["error"] * (1 + lines) for client in clients), (
         "the other lines do not wait for ever"
     )
+
+
+@pytest.mark.parametrize("later", [False, True])
+async def test_owners_take_turns(monkeypatch: pytest.MonkeyPatch, later: bool) -> None:
+    monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
+    turns = opening_turns.OpeningTurns()
+    processed: list[str] = []
+    for owner in ["many"] * 5 + ["few"] * 2:
+        turns.postpone(owner, partial(processed.append, owner), later=later)
+    while len(processed) < 7:  # noqa: ASYNC110 - the turns notify no one
+        await asyncio.sleep(0)
+    assert processed == ["many", "few", "many", "few", "many", "many", "many"]
 
 
 async def test_input_that_waits_for_its_turn_stays_in_order(world: World) -> None:
