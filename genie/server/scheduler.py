@@ -5,7 +5,7 @@ quantum of time or of commands. A connection with queued commands waits for its 
 
 - *Busy* connections have sent much input at once, or have used up their quantum and have more commands queued. A connection
   that uses up its quantum repeatedly stays busy for a while. Each batch gives the busy connections at least one turn, so
-  that the light connections cannot starve them.
+  that the light connections cannot starve them. Their principals take turns.
 - *Light* connections are all others. They run first, so a `ping` waits for at most one batch, however many connections flood
   the server (fq_codel schedules packets in the same way).
 - *Slow* commands are those whose work grows with the state of the server, and long lines. A connection whose next command is
@@ -101,8 +101,8 @@ class CommandScheduler:
         self.delayed: defaultdict[tuple[str | None, bool], deque[Peer]] = defaultdict(deque)
         """Delayed light connections, by the name of their principal, and whether they have a recent overrun themselves. No
         queue is empty."""
-        self.busy: deque[Peer] = deque()
-        """Busy connections with queued commands."""
+        self.busy: dict[str | None, deque[Peer]] = {}
+        """Busy connections with queued commands, by the name of their principal. The next name is first."""
         self.slow: dict[str | None, deque[Peer]] = {}
         """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served
         next."""
@@ -197,7 +197,7 @@ class CommandScheduler:
         self.unpark(connection)  # from a parked connection no commands are read: this is the end of its input
         if not connection.input_queue:
             if size > SPLIT_BYTES or connection.busy_until > self._clock():
-                self.busy.append(connection)
+                self._append_busy(connection)
             else:
                 self.light.append(connection)
         count = maxsize if isinstance(items, UnsplitLines) else len(items)
@@ -245,10 +245,10 @@ class CommandScheduler:
                 is_turn_due or (now < end and self._remaining_commands > 0 and self._finished_bytes < MAX_BATCH_BYTES)
             ):
                 if turns.is_exhausted:  # by a command of a light connection: the next batch begins with this turn
-                    self.light.appendleft(busy.popleft())
+                    self.light.appendleft(self._take_busy())
                     self._has_unserved_light = False  # so that the next batch keeps the order
                     break
-                now = self._run_turn(busy.popleft(), execute, now)
+                now = self._run_turn(self._take_busy(), execute, now)
                 is_turn_due = False
             # The whole time of the batch. It includes the expensive commands, whose time was added already.
             turns.spent_s = spent_s + now - started
@@ -356,7 +356,7 @@ class CommandScheduler:
         if now >= end or self._remaining_commands <= min_remaining:
             self._record_overrun(connection, started, now)
             if queue:
-                self.busy.append(connection)
+                self._append_busy(connection)
         elif queue:
             self.light.append(connection)
         return now
@@ -398,8 +398,23 @@ class CommandScheduler:
         self._turns.spent_s = spent_s  # `execute_slow` may have added a part of the time, which is counted once
         self._turns.spend(now - started)
         if connection.input_queue and unfinished is None:
-            connections = self.busy if connection.busy_until > now else self.light
-            connections.append(connection)
+            if connection.busy_until > now:
+                self._append_busy(connection)
+            else:
+                self.light.append(connection)
+
+    def _append_busy(self, connection: Peer) -> None:
+        """Append a connection to the busy connections of its principal."""
+        self.busy.setdefault(principal_name(connection), deque()).append(connection)
+
+    def _take_busy(self) -> Peer:
+        """Remove the next busy connection and return it. The principals take turns. There must be a busy connection."""
+        principal = next(iter(self.busy))
+        connections = self.busy.pop(principal)
+        connection = connections.popleft()
+        if connections:
+            self.busy[principal] = connections  # after the other principals
+        return connection
 
     def _take_slow(self) -> Peer | None:
         """Remove the connection whose slow command is next from its queue and return it. Return None if there is none.

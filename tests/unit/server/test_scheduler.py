@@ -46,10 +46,14 @@ class SchedulerWithClock:
 
     def add_items(self, name: str, items: Input, size: int) -> None:
         if name not in self.connections:
-            self.connections[name] = Connection(
-                FollowerHandler(Stats(), "genie", 1 << 20, Starting), Limits(), AdmissionControl(Limits())
-            )
+            self.connect(name)
         self.scheduler.add(self.connections[name], items, size)
+
+    def connect(self, name: str, principal: str | None = None) -> None:
+        self.connections[name] = Connection(
+            FollowerHandler(Stats(), "genie", 1 << 20, Starting), Limits(), AdmissionControl(Limits())
+        )
+        self.connections[name].principal = None if principal is None else Principal(principal)
 
     def batch(self) -> list[str]:
         self.executed = []
@@ -219,6 +223,17 @@ def test_busy_connections_are_served_round_robin() -> None:
     first = simulated.batch()
     assert set(first) == {"a", "b", "c"}
     assert max(map(first.count, "abc")) <= min(map(first.count, "abc")) + 2 * scheduler_module.CHUNK
+
+
+def test_principals_take_turns_with_long_input() -> None:
+    simulated = SchedulerWithClock()
+    for number in range(300):
+        simulated.connect(f"flood{number}", "flood")
+        simulated.add(f"flood{number}", *[0.05] * 1_000, size=SPLIT_BYTES + 1)
+    simulated.batch()
+    simulated.connect("other", "other")
+    simulated.add("other", 0.3, size=SPLIT_BYTES + 1)
+    assert "other" in simulated.batch()
 
 
 def test_large_commands_run_in_small_chunks() -> None:
