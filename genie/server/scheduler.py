@@ -14,7 +14,7 @@ quantum of time or of commands. A connection with queued commands waits for its 
 Thousands of connections may send commands at the same moment, or many new connections may each send one expensive
 command, such as a request that searches for a deadlock. Then a batch may end before it has served all light connections.
 The next batch begins with the principals that have not used up a batch or a quantum recently. The light connections of
-the other principals are *delayed*: their principals take turns.
+the other principals are *delayed*: their principals take turns, with one turn in each batch, however many commands others send.
 
 A batch executes at most one slow command, at its end, if `turns.py` permits it. The principals take turns with their
 slow commands. A slow command is parked while its client does not read messages. Two kinds of work are done in slices,
@@ -28,6 +28,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import itemgetter
 from sys import maxsize
 
 from genie import work_time
@@ -234,12 +235,13 @@ class CommandScheduler:
             self._remaining_commands = MAX_BATCH
             busy = self.busy
             is_turn_due = len(busy) > 0  # one turn, even if a limit of the batch is reached
-            if self._overruns and self._has_unserved_light:
+            if self._has_unserved_light and (self._overruns or self.delayed):
                 self._delay_light(now)
                 now = self._clock()  # the first turn does not include the time of `_delay_light`
             now = self._run_light(self.light, execute, now, end)
-            if self.delayed:
-                now = self._run_delayed(execute, now, end)
+            # After an expensive command they wait for the next batch.
+            if self.delayed and now < end + QUANTUM_S and not turns.is_exhausted:
+                now = self._run_delayed(execute, now, max(end, now + QUANTUM_S))
             self._has_unserved_light = len(self.light) > 0 or len(self.delayed) > 0
             while busy and (
                 is_turn_due or (now < end and self._remaining_commands > 0 and self._finished_bytes < MAX_BATCH_BYTES)
@@ -314,26 +316,29 @@ class CommandScheduler:
                 if now - started >= QUANTUM_S:
                     self._record_overrun(connection, started, now)
             if now >= end or remaining_commands <= 0 or finished_bytes >= MAX_BATCH_BYTES:
-                if light and connection.principal is not None:
-                    # Probably one of the principals that have used most of the batch. Not without principals, where the
-                    # order of arrival is as fair.
+                if light and connection.principal is not None and principal_name(light[0]) == connection.principal.name:
+                    # The neighbours have one principal: probably it has used most of the batch. Not without principals,
+                    # where the order of arrival is as fair.
                     self._record_principal(connection, now)
                 break
         self._remaining_commands, self._finished_bytes = remaining_commands, finished_bytes
         return now
 
     def _run_delayed(self, execute: Execute, now: float, end: float) -> float:
-        """Run commands of delayed connections until none are left or the batch has reached its limit.
+        """Run commands of delayed connections until none are left or the batch has reached its limit, of at least one of them.
 
-        The principal with the oldest overrun is first. `now` is the current time; returns the time after the last turn.
+        The principals take turns of a quantum, first those of their connections that have no overrun themselves. `now` is
+        the current time; returns the time after the last turn.
         """
-        overruns, delayed = self._overruns, self.delayed
-        for key in sorted(delayed, key=lambda key: (overruns.get(key[0], 0.0), key[1])):
-            if now >= end or self._remaining_commands <= 0 or self._finished_bytes >= MAX_BATCH_BYTES:
-                break
-            now = self._run_light(delayed[key], execute, now, end)
-            if not delayed[key]:
-                del delayed[key]
+        delayed = self.delayed
+        while delayed:
+            for key in sorted(delayed, key=itemgetter(1)):
+                queue = delayed.pop(key)
+                now = self._run_light(queue, execute, now, min(end, now + QUANTUM_S))
+                if queue:
+                    delayed[key] = queue  # after the other principals
+                if now >= end or self._remaining_commands <= 0 or self._finished_bytes >= MAX_BATCH_BYTES:
+                    return now
         return now
 
     def _run_turn(self, connection: Peer, execute: Execute, now: float) -> float:
@@ -434,15 +439,18 @@ class CommandScheduler:
         return None
 
     def _delay_light(self, now: float) -> None:
-        """Delay the light connections with a recent overrun, of their own or of their principal. Drop old overruns.
+        """Delay the light connections with a recent overrun, of their own or of their principal, and no others. Drop old overruns.
 
-        Each connection is delayed once: the time is proportional to the number of connections that are not delayed yet.
+        The connections of a principal are delayed once: the time is proportional to the number of the others.
         """
         overruns, light, delayed = self._overruns, self.light, self.delayed
         for name, overran_at in list(overruns.items()):
             if overran_at > now - OVERRUN_MEMORY_S:
                 break
             del overruns[name]
+        # The delay of these may have ended. Few have an overrun themselves, because it used `LIGHT_SHARE` of the time since then.
+        for key in [key for key in delayed if key[1] or key[0] not in overruns]:
+            light.extendleft(reversed(delayed.pop(key)))
         for _ in range(len(light)):
             connection = light.popleft()
             name, has_overrun = principal_name(connection), connection.overran_until > now

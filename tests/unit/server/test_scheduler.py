@@ -194,6 +194,55 @@ def test_all_delayed_connections_are_served(monkeypatch: pytest.MonkeyPatch) -> 
     assert [name for name, connection in simulated.connections.items() if connection.overran_until] == ["expensive"]
 
 
+class ClosedLoop:
+    """Connections that send the next command when the last one is executed, more in total than a batch executes.
+
+    `principals` is the number of their principals, or 0 if they need no token.
+    """
+
+    def __init__(self, principals: int) -> None:
+        self.simulated = SchedulerWithClock()
+        self.sent_at: dict[str, float] = {}
+        self.longest_wait_s = 0.0
+        for number in range(1_200):
+            self.send(f"load{number}", Principal(str(number % principals)) if principals else None)
+
+    def send(self, name: str, principal: Principal | None = None, cost_ms: float = 0.01) -> None:
+        self.simulated.add(name, cost_ms)
+        if principal is not None:
+            self.simulated.connections[name].principal = principal
+        self.sent_at[name] = self.simulated.now
+
+    def run(self, seconds: float) -> None:
+        end = self.simulated.now + seconds
+        while self.simulated.now < end:
+            for name in self.simulated.batch():
+                self.longest_wait_s = max(self.longest_wait_s, self.simulated.now - self.sent_at.pop(name))
+                self.send(name)
+        waiting_since = min(self.sent_at.values())
+        self.longest_wait_s = max(self.longest_wait_s, self.simulated.now - waiting_since)
+
+
+@pytest.mark.parametrize("principals", [0, 1, 3, 400, 1_200])
+def test_a_principal_is_not_delayed_because_a_batch_has_ended_with_it(principals: int) -> None:
+    loop = ClosedLoop(principals)
+    loop.run(1.0)
+    assert loop.longest_wait_s < 5 * BATCH_S
+
+
+@pytest.mark.parametrize("principals", [0, 1, 3, 400])
+@pytest.mark.parametrize("has_own_principal", [False, True])
+def test_a_connection_with_an_overrun_is_served_although_others_use_up_each_batch(
+    principals: int, has_own_principal: bool
+) -> None:
+    loop = ClosedLoop(principals)
+    loop.run(0.1)
+    principal = Principal("own") if has_own_principal else Principal("0") if principals else None
+    loop.send("unlucky", principal, cost_ms=0.6)  # as if the process had been paused
+    loop.run(0.5)
+    assert loop.longest_wait_s < 0.15, "an overrun of 0.6 ms delays the connection for 0.06 s"
+
+
 def test_a_busy_connection_becomes_light_again() -> None:
     simulated = SchedulerWithClock()
     for _ in range(2):
