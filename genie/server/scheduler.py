@@ -25,7 +25,7 @@ session. The ends of all sessions together take turns like one more principal, b
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import itemgetter
@@ -72,6 +72,11 @@ LIGHT_BYTES = 4 << 10
 """Queued bytes of one connection up to which the server reads from it although too many bytes are queued in total. So a client
 that sends few commands is served while many others flood the server."""
 
+MAX_PAUSED = 32
+"""Number of paused connections of a principal up to which the server reads from a connection whose commands are executed,
+although too many bytes are queued in total. So a principal that sends long commands on few connections is served while
+another one floods the server."""
+
 MAX_RESUMED = 1_000
 """Maximum number of connections from which the server continues to read in one iteration of the event loop."""
 
@@ -115,8 +120,11 @@ class CommandScheduler:
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`: they
         count as unread output (`Connection.blocked_bytes`)."""
-        self._paused: dict[Peer, None] = {}
-        """Connections from which reading is paused because of `max_bytes`, in the order in which they were paused."""
+        self._paused: dict[Peer, str | None] = {}
+        """Connections from which reading is paused because of `max_bytes`, in the order in which they were paused, with the
+        names of their principals."""
+        self._paused_counts: Counter[str | None] = Counter()
+        """The number of connections in `_paused`, by the name of their principal."""
         self._resumption: asyncio.Handle | None = None
         """The scheduled call of `_resume_paused`. None if it is not scheduled."""
         self._remaining_commands = 0
@@ -150,9 +158,10 @@ class CommandScheduler:
     def check_partial_line(self, connection: Peer, size: int) -> None:
         """Stop reading from a connection with an incomplete line of `size` bytes if too many bytes are queued in total.
 
-        Otherwise each connection could add a whole line, of up to a MiB, to the queued bytes.
+        Otherwise each connection could add a whole line, of up to a MiB, to the queued bytes. Few connections of each
+        principal may.
         """
-        if self.bytes > self._max_bytes and size > LIGHT_BYTES:
+        if self.bytes > self._max_bytes and size > LIGHT_BYTES and not self._is_principal_light(connection):
             self._pause(connection)
 
     def add_unfinished(self, connection: Peer, item: Item, items: Iterator[Item], size: int) -> None:
@@ -216,8 +225,27 @@ class CommandScheduler:
 
     def _pause(self, connection: Peer) -> None:
         """Stop reading from a connection, because too many bytes are queued for all connections."""
-        self._paused[connection] = None
+        self._add_paused(connection)
         connection.pause_input()
+
+    def _add_paused(self, connection: Peer) -> None:
+        """Add a connection to the paused ones, at the end. Do nothing if it is one of them."""
+        if connection not in self._paused:
+            name = self._paused[connection] = principal_name(connection)
+            self._paused_counts[name] += 1
+
+    def _discard_paused(self, connection: Peer) -> None:
+        """Remove a connection from the paused ones. Do nothing if it is not one of them."""
+        if connection in self._paused:
+            name = self._paused.pop(connection)
+            self._paused_counts[name] -= 1
+            if not self._paused_counts[name]:
+                del self._paused_counts[name]
+
+    def _is_principal_light(self, connection: Peer) -> bool:
+        """Return whether a connection belongs to a named principal with few paused connections."""
+        principal = connection.principal
+        return principal is not None and self._paused_counts[principal.name] <= MAX_PAUSED
 
     def run_batch(self, execute: Execute, execute_slow: Execute | None = None) -> None:
         """Run one batch: commands of light connections, then of busy connections, and at the end one slow command.
@@ -486,11 +514,12 @@ class CommandScheduler:
 
     def _resume_reading(self, connection: Peer) -> None:
         """Resume reading from a paused connection, unless too many bytes are still queued for it or for all connections."""
-        queued_bytes_in_total = self.bytes - self._finished_bytes
-        if queued_bytes_in_total > self._max_bytes:
-            self._paused[connection] = None
+        is_total_exceeded = self.bytes - self._finished_bytes > self._max_bytes
+        is_light = connection.queued_bytes <= LIGHT_BYTES and self._is_principal_light(connection)
+        if is_total_exceeded and not is_light:
+            self._add_paused(connection)
         elif connection.queued_bytes <= MAX_QUEUED_BYTES:
-            self._paused.pop(connection, None)
+            self._discard_paused(connection)
             connection.resume_input()
 
     def _resume_paused(self) -> None:
@@ -502,7 +531,7 @@ class CommandScheduler:
         self._resumption = None
         if self.bytes <= self._max_bytes:
             for connection in [*islice(self._paused, MAX_RESUMED)]:
-                del self._paused[connection]
+                self._discard_paused(connection)
                 if connection.queued_bytes <= MAX_QUEUED_BYTES:
                     connection.resume_input()
             if self._paused:

@@ -382,6 +382,32 @@ def test_a_light_connection_is_read_although_too_many_bytes_are_queued_in_total(
     assert simulated.connections["light"].input_paused, "it has become a flood"
 
 
+def test_a_principal_with_few_long_commands_is_read_although_too_many_bytes_are_queued_in_total() -> None:
+    simulated = SchedulerWithClock(max_bytes=1_000_000)
+    flood_size, size = 60_000, scheduler_module.LIGHT_BYTES + 1
+    for number in range(2 * scheduler_module.MAX_PAUSED):
+        simulated.connect(f"flood{number}", "flood")
+        simulated.add(f"flood{number}", *[1.0] * 100, size=flood_size)
+    assert simulated.scheduler.bytes > 2_000_000
+    simulated.connect("other", "other")
+    other = simulated.connections["other"]
+    for _ in range(3):
+        simulated.add("other", 0.1, size=size)
+        assert other.input_paused
+        simulated.batch()
+        simulated.batch()
+        assert not other.input_paused, "its commands are executed"
+        simulated.scheduler.check_partial_line(other, size)
+        assert not other.input_paused
+    flood = simulated.connections[f"flood{number}"]
+    simulated.scheduler.check_partial_line(flood, size)
+    assert flood.input_paused
+    while simulated.scheduler:
+        simulated.batch()
+    assert not any(each.input_paused for each in simulated.connections.values())
+    assert not simulated.scheduler._paused_counts
+
+
 async def test_reading_resumes_from_some_connections_in_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "MAX_RESUMED", 10)
     simulated = SchedulerWithClock(max_bytes=100)
