@@ -66,6 +66,7 @@ async def test_first_lines_are_processed_before_lines_after_a_rejected_hello(wor
     for _ in range(4):
         await asyncio.sleep(0)
     assert new.commands() == ["welcome"]
+    assert sum(len(client.received) for client in clients) <= CONNECTIONS + 4, "one line in an iteration"
     for _ in range(CONNECTIONS * lines):
         Client(world).connection.data_received(HELLO)
         await asyncio.sleep(0)

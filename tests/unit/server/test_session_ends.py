@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -137,6 +138,26 @@ async def test_a_session_expires_in_slices(world: World) -> None:
     assert {request.origin for request in world.table.held.values()} == {None}
     assert set(world.store.records) == set(world.table.held)
     assert len(world.table.held) == LOCKS
+
+
+async def test_the_retained_replies_of_expired_sessions_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "MAX_EXPIRED_SESSIONS", SLICE)
+    for number in range(SLICE):
+        client = Client(world)
+        client.send("hello", session=f"{SECRET}{number}", sessionTimeout=1_000)
+        for ref in map(str, range(SLICE // 2)):
+            client.lock("a", ref=ref)
+            client.send("release", ref=ref)
+        await world.settle()
+        client.connection.connection_lost(None)
+    await world.settle()
+    assert world.pipeline.session_count == SLICE
+    world.now, counts = 2_000.0, [SLICE]
+    asyncio.get_running_loop().call_soon(expire, world.pipeline)
+    while counts[-1]:
+        await asyncio.sleep(0)
+        counts.append(world.pipeline.session_count)
+    assert max(before - after for before, after in pairwise(counts)) <= 2
 
 
 async def test_a_hello_waits_for_the_end_of_an_expired_session(world: World) -> None:

@@ -42,7 +42,13 @@ from genie.server.memory_bounds import CONNECTION_BYTES, ENDED_REQUEST_BYTES, RE
 from genie.server.outcome import BatchOutcome
 from genie.server.peer import END_OF_INPUT, ConnectionState, Peer
 from genie.server.pipeline import Pipeline
-from genie.server.sessions import GUARANTEED_REPLIES, MAX_RETAINED_REPLIES, SESSION_BYTES, SessionTable
+from genie.server.sessions import (
+    GUARANTEED_REPLIES,
+    MAX_RETAINED_REPLIES,
+    MAX_RETAINED_REPLY_BYTES,
+    SESSION_BYTES,
+    SessionTable,
+)
 from genie.server.state_size import MAX_REQUEST_BYTES
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.storage.memory import MemoryStore
@@ -702,6 +708,18 @@ def test_retained_replies_take_at_most_their_bound(
     assert server.size.bytes == 0
     assert len(peer.session.retained_replies or ()) == count
     assert taken <= count * (ENDED_REQUEST_BYTES if session is None else REPLY_BYTES)
+
+
+def test_a_long_reply_is_retained_without_its_details() -> None:
+    server = Server()
+    holder, peer = server.connect(), server.connect(session="a secret of sixteen")
+    server.request(holder, *[f"exclusive:{wide(str(number), 500)}" for number in range(10)])
+    names = [f"exclusive:{wide(str(number), 500)}" for number in range(10)]
+    (_, (_, released)) = server.send(peer, "request", resources=names, queueTimeout=0, ref="r")
+    assert len(orjson.dumps(released)) > MAX_RETAINED_REPLY_BYTES
+    (reply,) = peer.session.retained_replies or ()
+    assert 0 < len(reply.message) < 200
+    assert orjson.loads(reply.message)["payload"]["reason"] == "queue-timeout"
 
 
 @pytest.mark.parametrize("session", [None, "a secret of sixteen"])
