@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,6 +17,7 @@ from genie.core import HELD, Request
 from genie.server.app import Server
 from genie.storage.redis import keyspace
 from genie.storage.redis.election import Candidacy, Decision, decide
+from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Meta
 from genie.storage.redis.log import EpochHistory, LogReader, LogTruncated
 from genie.storage.redis.store import RedisStore
@@ -203,6 +206,26 @@ async def test_a_server_that_stops_while_it_acquires_leadership_resigns(
     await asyncio.wait({starting})
     await server.stop()
     assert not redis.call("HGET", "{genie}:meta", "node")
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+async def test_a_leader_keeps_no_reference_to_the_state_with_which_it_began(
+    redis: Redis, make_store: Callable[[], RedisStore], is_restored: bool
+) -> None:
+    store = make_store()
+    snapshot = batch_holding(1, 2)
+    await lead(store, 1, snapshot)
+    await commit(store, snapshot)
+    if is_restored:
+        redis.call("FLUSHALL")
+    state = await lead(store, 1, snapshot)
+    assert len(state.manager.table.held) == 2
+    followers = [each for each in gc.get_objects() if isinstance(each, Follower)]
+    assert followers == []
+    reference = weakref.ref(state)
+    del state
+    gc.collect()
+    assert reference() is None
 
 
 async def test_a_leader_resigns_over_a_new_connection_if_its_own_is_closed(

@@ -120,6 +120,11 @@ class Follower:
         self._leader, self._may_lag = None, True
         self._report(StoreUnavailable(outage))
 
+    def drop_state(self) -> None:
+        """Drop the state, in parts, because this node leads with it: its requests would be kept in memory after their end."""
+        self.acquired_state = None
+        self._replica.discard()
+
     async def run(self) -> StateMachine:
         """Follow until this node leads, and return the state.
 

@@ -92,7 +92,7 @@ class RedisStore:
         self._is_leader = False
         """True if `open` has returned the state with which this node leads."""
         self._follower: Follower | None = None
-        """The follower of the last call of `open`. None before the first call."""
+        """The follower of the current call of `open`, or of the last one if it was cancelled. None otherwise."""
         self._node = Node()
         """This server process. Set by `open`."""
         self._snapshot: Callable[[], Batch] = Batch
@@ -152,6 +152,8 @@ class RedisStore:
         state_machine = await self._follow_and_connect(self._follower)
         self._outage_log.end(self._primary.address, self._loop.time())
         self._begin_to_lead(_counters_of(state_machine), self._follower.acquired_at)
+        self._follower.drop_state()
+        self._follower = None
         return state_machine
 
     def _note_unacknowledged_batch(self) -> None:
