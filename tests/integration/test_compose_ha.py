@@ -119,7 +119,12 @@ class Deployment:
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "token").write_text(TOKEN)
-        (folder / "redis-password").write_text(PASSWORD)
+        self.change_password(PASSWORD)
+
+    def change_password(self, password: str) -> None:
+        """Write the password of Redis, which the services read when they start."""
+        self.password = password
+        (self._folder / "redis-password").write_text(password)
 
     def here(self, text: str) -> str:
         """Replace the names of services by their addresses, the volume of the secrets by the folder, and `$$` by `$`."""
@@ -172,7 +177,7 @@ class Deployment:
         async with Client(
             host=self.addresses[name],
             port=port,
-            password=PASSWORD,
+            password=self.password,
             decode_responses=True,
             protocol=2,
             socket_timeout=WAIT_S,
@@ -217,13 +222,7 @@ def deploy(folder: Path) -> Iterator[Deployment]:
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback has one address")
 async def test_clients_survive_the_death_of_the_master_and_of_the_leader(tmp_path: Path) -> None:
     with deploy(tmp_path) as deployment:
-        for name in REDISES:
-            deployment.start(name)
-
-        async def healthy() -> bool:
-            return all(deployment.healthy(name) for name in REDISES)
-
-        await until("all Redis servers are healthy", healthy)
+        await start_redises(deployment)
         assert (await deployment.call("redis-1", "INFO", "replication"))["connected_slaves"] == 2
         for name in [*SENTINELS, *NODES]:
             deployment.start(name)
@@ -248,6 +247,29 @@ async def test_clients_survive_the_death_of_the_master_and_of_the_leader(tmp_pat
             for held in (lock, second):
                 assert not held.lost.is_set()
                 await held.release()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback has one address")
+async def test_a_changed_password_is_used_after_a_restart(tmp_path: Path) -> None:
+    with deploy(tmp_path) as deployment:
+        for password in (PASSWORD, f"new-{PASSWORD}"):
+            deployment.change_password(password)
+            await start_redises(deployment)
+            for name in SENTINELS:
+                deployment.start(name)
+            await until("the sentinels know all servers", deployment.is_complete)
+            deployment.kill_all()
+
+
+async def start_redises(deployment: Deployment) -> None:
+    """Start the Redis servers, and wait until they are healthy."""
+    for name in REDISES:
+        deployment.start(name)
+
+    async def healthy() -> bool:
+        return all(deployment.healthy(name) for name in REDISES)
+
+    await until("all Redis servers are healthy", healthy)
 
 
 async def first_result(what: str, query: Callable[[], Awaitable[T | None]]) -> T:
