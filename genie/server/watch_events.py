@@ -52,8 +52,8 @@ class WatchEvents:
     """Sends watch events in the order of the changes.
 
     While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop. Meanwhile it
-    must not change the prefixes that a connection watches, but it may end all watches of a connection. When events
-    begin to wait, `deadlines.soonest` is set to 0, so that the caller sets its timer.
+    must not change the prefixes that a connection watches, but it may add the first one (`begin`), and end all watches of
+    a connection. When events begin to wait, `deadlines.soonest` is set to 0, so that the caller sets its timer.
     """
 
     def __init__(
@@ -73,16 +73,20 @@ class WatchEvents:
         """Bytes of the requests whose events were added to `waiting` since it was last empty."""
         self._remaining_steps = MAX_STEPS
         """Number of steps that may still be executed before `send_waiting` is called again."""
+        self._next_number = 0
+        """The number of the next call of `publish`."""
 
     def publish(self, request: Request, state: str) -> None:
         """Send a watch event to the watchers of each resource of a request. `state` is `locked` or `unlocked`.
 
         The events of resources with the same watchers are sent together.
         """
+        number = self._next_number
+        self._next_number = number + 1
         if request.details is not None and request.details.subtrees:
-            events = self._publish_subtrees(request, state)
+            events = self._publish_subtrees(request, state, number)
         else:
-            events = self._publish(request, state)
+            events = self._publish(request, state, number)
         if self.waiting:
             name_bytes = request.name_count() * NAME_BYTES
             self._waiting_bytes += REQUEST_BYTES + EVENT_FACTOR * (name_bytes + excess_bytes(request))
@@ -110,6 +114,12 @@ class WatchEvents:
             self.waiting.popleft()
         if not self.waiting:
             self._waiting_bytes = 0
+            self._watches.first_numbers.clear()
+
+    def begin(self, connection: Outbound) -> None:
+        """Omit the waiting events for a connection that begins to watch now, because its `watching` contains the changes."""
+        if self.waiting:
+            self._watches.first_numbers[connection] = self._next_number
 
     def clear(self) -> None:
         """Drop all references to connections."""
@@ -124,7 +134,7 @@ class WatchEvents:
                 return False
         return True
 
-    def _publish(self, request: Request, state: str) -> Iterator[int]:
+    def _publish(self, request: Request, state: str, number: int) -> Iterator[int]:
         """Send the events of a request in slices, and yield the number of steps of each slice."""
         watches = self._watches
         lookups_per_name = len(watches.prefix_count_by_length)
@@ -141,12 +151,12 @@ class WatchEvents:
         for prefixes, events in events_by_prefixes.items():
             for joined in _joined(events):
                 for prefix in prefixes:
-                    yield from self._send(prefix, joined, steps)
+                    yield from self._send(prefix, joined, number, steps)
                     steps = 0
         if steps:
             yield steps
 
-    def _publish_subtrees(self, request: Request, state: str) -> Iterator[int]:
+    def _publish_subtrees(self, request: Request, state: str, number: int) -> Iterator[int]:
         """Send the events of a request with subtrees in slices, and yield the number of steps of each slice.
 
         The event of a subtree is also sent for watched prefixes below it. A connection may watch several of these
@@ -170,22 +180,26 @@ class WatchEvents:
             event = replies.event(request, name, mode, state) if matching or below else b""
             already_sent: set[Outbound] = set()
             for prefix in chain(matching, below):  # a prefix may be in both
-                yield from self._send(prefix, event, steps, already_sent)
+                yield from self._send(prefix, event, number, steps, already_sent)
                 steps = 0
             yield steps
 
-    def _send(self, prefix: str, events: bytes, steps: int, already_sent: set[Outbound] | None = None) -> Iterator[int]:
+    def _send(
+        self, prefix: str, events: bytes, number: int, steps: int, already_sent: set[Outbound] | None = None
+    ) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        The first slice includes `steps`, which the caller has executed and not yielded. Connections in `already_sent`
+        `number` is that of the events. Connections that began to watch after them are omitted. The first slice includes `steps`, which the caller has executed and not yielded. Connections in `already_sent`
         are omitted; each watcher that receives the events is added to it.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
-        steps_per_watcher = 1 + len(events) // STEP_BYTES
+        steps_per_watcher, first_numbers = 1 + len(events) // STEP_BYTES, self._watches.first_numbers
         for connection in [*watchers]:
             # Since the first slice, the watches of the connection may have ended.
             is_watching = connection in watchers and not connection.closed
+            if first_numbers and first_numbers.get(connection, 0) > number:
+                is_watching = False
             if is_watching and (already_sent is None or connection not in already_sent):
                 if is_lagging(connection):
                     steps += self._end(connection)

@@ -52,6 +52,8 @@ class WatchRegistry:
         """The number of prefixes in `prefixes` by their length."""
         self._prefixes_of: dict[Outbound, set[str]] = {}
         """All watched prefixes by connection."""
+        self.first_numbers: dict[Outbound, int] = {}
+        """The number of the first events of each connection that began to watch while events waited. Empty if none wait."""
 
     def add(self, connection: Outbound, prefix: str) -> str:
         """Add a watch and return "", or return why it was not added: there are too many, or no memory for it."""
@@ -90,6 +92,7 @@ class WatchRegistry:
 
     def remove_all(self, connection: Outbound) -> None:
         """End all watches of a connection."""
+        self.first_numbers.pop(connection, None)
         for prefix in self._prefixes_of.pop(connection, ()):
             self._size.credit_watch(connection, prefix)
             self._remove(connection, prefix)
@@ -141,6 +144,7 @@ class WatchRegistry:
         """Drop all references to connections, in parts: yield between the parts."""
         yield from clear_in_parts(self.prefixes)
         yield from clear_in_parts(self._prefixes_of)
+        self.first_numbers.clear()
 
     def _held_rows(self, prefix: str) -> Iterator[bytes]:
         """Yield an encoded row for each held lock on a name with this prefix, or on a subtree that contains such names.

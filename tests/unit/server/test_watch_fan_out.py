@@ -254,6 +254,34 @@ async def test_a_watch_waits_for_the_events_of_earlier_changes(steps: list[int],
         assert await events(world, client) == [("locked", "a")]
 
 
+async def test_the_first_watch_of_a_connection_does_not_wait(steps: list[int], world: World) -> None:
+    """It is not sent the events of changes before it, which `watching` contains already."""
+    watching, holder, late = watchers(world, "", number=5_000), Client(world), Client(world)
+    lost = Client(world)
+    await iterate(world, steps)
+    holder.lock("a")
+    holder.lock("b")
+    late.send("watch", prefix="")
+    lost.send("watch", prefix="")
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert late.commands() == ["watching"]
+    assert waiting_events(world).waiting, "it has not waited for the others"
+    watches = world.pipeline._dispatcher.watches
+    assert set(watches.first_numbers) == {late.connection, lost.connection}
+    lost.connection.connection_lost(None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert set(watches.first_numbers) == {late.connection}
+    holder.lock("c")
+    await iterate(world, steps)
+    assert [row["resource"] for row in late.received[0]["payload"]["held"]] == ["a", "b"]
+    assert await events(world, late) == [("locked", "c")]
+    for client in watching:
+        assert await events(world, client) == [("locked", name) for name in "abc"]
+    assert not watches.first_numbers
+
+
 async def test_watchers_lag_if_too_many_events_wait(
     steps: list[int], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
