@@ -32,7 +32,7 @@ from operator import itemgetter
 from sys import maxsize
 
 from genie import work_time
-from genie.protocol.framing import SPLIT_BYTES, UnsplitLines, mark_long
+from genie.protocol.framing import LONG_LINE_BYTES, SPLIT_BYTES, UnsplitLines, mark_long
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
 from genie.server.turns import BATCH_S, SHORT_S, IterationTurns
 
@@ -159,10 +159,12 @@ class CommandScheduler:
         """Stop reading from a connection with an incomplete line of `size` bytes if too many bytes are queued in total.
 
         Otherwise each connection could add a whole line, of up to a MiB, to the queued bytes. Few connections of each
-        principal may.
+        principal may add a shorter one: there may be thousands of principals.
         """
-        if self.bytes > self._max_bytes and size > LIGHT_BYTES and not self._is_principal_light(connection):
-            self._pause(connection)
+        if self.bytes > self._max_bytes and size > LIGHT_BYTES:
+            may_complete = size <= LONG_LINE_BYTES and self._is_principal_light(connection)
+            if not may_complete:
+                self._pause(connection)
 
     def add_unfinished(self, connection: Peer, item: Item, items: Iterator[Item], size: int) -> None:
         """Queue the slow command `item` and the commands after it, which are left of an input that was executed at once.

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from genie.access import Principal
 from genie.config import Limits
 from genie.observability.stats import Stats
 from genie.protocol.framing import LONG_LINE_BYTES
@@ -151,3 +152,22 @@ async def test_blank_lines_before_an_incomplete_line_are_not_submitted(world: Wo
     assert client.connection.closing == (len(rest) > Limits().max_line)
     world.store.acknowledge()
     await world.settle()
+
+
+async def test_long_lines_of_many_principals_do_not_exceed_the_limit(world: World) -> None:
+    """Each principal has one connection only."""
+    scheduler = world.pipeline._scheduler
+    scheduler._max_bytes = 100_000
+    world.store.held_back = []
+    Client(world).lock("a")
+    for number in range(50):
+        client = Client(world)
+        client.send("ping")  # the connection is READY
+        client.connection.principal = Principal(f"principal {number}")
+        line = long_line(500_000) + b"\n"
+        for start in range(0, len(line), READ_BYTES):
+            if client.connection.reading_is_paused:
+                break
+            client.connection.data_received(line[start : start + READ_BYTES])
+    assert scheduler.bytes < 100_000 + 600_000, "the limit and the line that exceeds it"
+    assert world.admission.partial_lines.bytes < 50 * (LONG_LINE_BYTES + 2 * READ_BYTES)
