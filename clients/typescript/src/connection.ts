@@ -37,7 +37,8 @@ export interface ConnectionHandler {
   /** The server has accepted `hello`. Throws if the client does not accept the server. */
   onWelcome(welcome: Welcome, helloSentAt: number): void;
   onMessage(message: Message): void;
-  onClose(reason: Error): void;
+  /** `isAlone`: that of the attempt. */
+  onClose(reason: Error, isAlone: boolean): void;
   /** All servers have rejected this client for good, as far as they know. */
   onRejected(error: Error): void;
   /** Returns the lines to write next, of about `limit` characters. */
@@ -160,7 +161,7 @@ export class Connection implements Dialer {
     attempt.socket.on('drain', () => this.#write());
   }
 
-  #onClose({ address, leader }: Attempt, error: Error): void {
+  #onClose({ address, leader, isAlone }: Attempt, error: Error): void {
     const server = formatAddress(address);
     this.#logger.debug(`disconnected from ${server}: ${error.message}`);
     this.#current = undefined;
@@ -174,7 +175,7 @@ export class Connection implements Dialer {
     }
     this.#upSince = 0;
     this.#leader = parseLeader(leader, address.isSecure);
-    this.#handler.onClose(error);
+    this.#handler.onClose(error, isAlone);
     this.#onRoundEnd();
   }
 

@@ -30,6 +30,8 @@ export class Attempt {
   helloSentAt = 0;
   /** The leader that the server has named. */
   leader: string | undefined;
+  /** Whether no other attempt had sent a `hello` without an answer, which may still take over the session. */
+  isAlone = true;
   readonly #reader = new MessageReader();
   readonly #timer: NodeJS.Timeout;
   #failure = new Error('the server closed the connection');
@@ -187,6 +189,7 @@ export class Dial {
     } else if (command === 'pong') {
       attempt.socket.destroy(new Error('the server did not answer hello'));
     } else if (command === 'welcome') {
+      attempt.isAlone = [...this.#attempts].every((other) => other === attempt || !other.helloSentAt);
       this.#dialer.onWelcome(attempt, payload);
       this.end(attempt);
     }

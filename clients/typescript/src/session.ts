@@ -451,14 +451,15 @@ export class Session implements ConnectionHandler {
     return encode('hello', hello, 'hello') + encode('ping', {}, RESUME_REF);
   }
 
-  onClose(reason: Error): void {
+  onClose(reason: Error, isAlone: boolean): void {
     for (const request of this.#requests()) request.isConfirmed = false;
     this.#phase = 'down';
     this.#queue.clear();
     this.#retryAt = this.#keepaliveAt = this.#leaseCheckAt = Infinity;
     for (const watch of this.#watches) watch.onLagged();
     if (this.#bye) this.#fail(this.#bye, new ClosedError());
-    this.#takeovers = (reason as GenieError).code === 'session-taken-over' ? this.#takeovers + 1 : 0;
+    const isTakenOver = (reason as GenieError).code === 'session-taken-over';
+    this.#takeovers = isTakenOver && isAlone ? this.#takeovers + 1 : 0;
     if (this.#takeovers < MAX_TAKEOVERS) return;
     this.#fatal = reason as GenieError;
     this.#closed = true;

@@ -185,6 +185,25 @@ test('the third take-over of the session in a row ends the client', async () => 
   assert.deepEqual([lock.held, lock.error!.code], [false, 'disconnected']);
 });
 
+test('the take-over of a session by another attempt of the client does not end it', async () => {
+  await using one = await FakeServer.start();
+  await using other = await FakeServer.start();
+  const client = await connect({ host: `${one.host},${other.host}`, token: '', lazy: true });
+  for (let round = 0; round < 4; round++) {
+    const connections = [await one.accept(), await other.accept()];
+    const first = await Promise.race(connections.map(async (each) => (await each.expect('hello'), each)));
+    const second = connections.find((each) => each !== first)!;
+    await second.expect('hello'); // because the first one has no answer for long
+    first.send('welcome', { protocol: 1, server: 'fake/1', features: [], pingInterval: 30_000, namespace: 'genie', quiet: true, resumed: false });
+    first.send('pong', { ref: 'resume' });
+    await second.closed();
+    first.send('error', { code: 'session-taken-over', message: 'another connection has resumed this session' });
+    await first.closed();
+  }
+  assert.ok(await Promise.race([one.accept(), other.accept()]), 'the client connects again');
+  await client.close();
+});
+
 test('a failed write does not hide the error that the server sent before', async () => {
   let onDown = (_: Error): void => {};
   const down = new Promise<Error>((done) => (onDown = done));
