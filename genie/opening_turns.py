@@ -87,9 +87,8 @@ class OpeningTurns:
 
     def _run_some(self, waiting: Waiting) -> None:
         """Process the first input in `waiting`, and further input while this iteration has time."""
-        for _ in range(
-            sum(map(len, waiting.values()))
-        ):  # a connection that is postponed again waits for the next iteration
+        count = sum(map(len, waiting.values()))
+        for _ in range(count):  # a connection that is postponed again waits for the next iteration
             owner = next(iter(waiting))
             queue = waiting.pop(owner)
             process = queue.popleft()
