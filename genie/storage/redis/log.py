@@ -179,7 +179,7 @@ class LogReader:
         Returns at most `MAX_READ_ENTRIES` entries, of about `max_read_bytes` in total, or an empty list if there is
         none. Waits up to `wait_ms` milliseconds for the first entry, or not at all if `wait_ms` is None. 0 is not
         allowed, because Redis would wait forever. Raises LogTruncated if the log does not continue at the position of
-        this reader.
+        this reader. If some entries continue it, they are returned, and the next call raises.
         """
         block = () if wait_ms is None else ("BLOCK", wait_ms)
         count = min(self._max_count, MAX_READ_ENTRIES)
@@ -189,7 +189,15 @@ class LogReader:
         if entries:  # adapt the next count to the size of these entries
             size = sum(len(value) for _, fields in entries for value in fields)
             self._max_count = max(1, self._max_read_bytes * len(entries) // size)
-        return [self._advance(id_, fields) for id_, fields in entries]
+        advanced: list[LogEntry] = []
+        for id_, fields in entries:
+            try:
+                advanced.append(self._advance(id_, fields))
+            except LogTruncated:
+                if not advanced:
+                    raise
+                break  # the caller must get all entries up to the position of this reader
+        return advanced
 
     def _advance(self, id_: bytes, fields: list[bytes]) -> LogEntry:
         """Decode a log entry, and move the reader to it.

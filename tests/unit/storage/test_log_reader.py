@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genie.storage.redis.log import MAX_READ_BYTES, MAX_READ_ENTRIES, EpochHistory, LogReader
+from genie.storage.redis.log import MAX_READ_BYTES, MAX_READ_ENTRIES, EpochHistory, LogReader, LogTruncated
 
 
 class ScriptedLog:
@@ -33,3 +33,21 @@ async def test_a_read_is_bounded_in_bytes(size: int, count: int) -> None:
         await reader.read(None)
     assert log.counts[0] < 20, "the size of the entries is not known yet"
     assert log.counts[1:] == [count, count]
+
+
+async def test_the_entries_before_a_gap_are_returned_and_the_next_read_reports_the_gap() -> None:
+    """Otherwise a replica would lack them, although its reader is behind them."""
+
+    class LogWithGap(ScriptedLog):
+        async def call(self, *command: object, wait_s: float) -> object:
+            del wait_s
+            index = int(str(command[-1]).partition("-")[2])
+            present = [number for number in (1, 2, 4, 5) if number > index]
+            return [(b"log", [(b"1-%d" % number, [b"batch", self.batch]) for number in present])]
+
+    reader = LogReader(LogWithGap(50), "log")  # type: ignore[arg-type]
+    reader.seek(EpochHistory(((0, 0), (1, 0))))
+    assert [entry.position for entry in await reader.read(None)] == [(1, 1), (1, 2)]
+    with pytest.raises(LogTruncated):
+        await reader.read(None)
+    assert reader.position == (1, 2)
