@@ -48,6 +48,8 @@ counts."""
 TLS_BYTES: Final = 704 * KIB
 """Bytes of the buffers of OpenSSL and asyncio for a connection that has received long lines. For others they take about
 50 KiB."""
+TLS_READ_BYTES: Final = 256 * KIB
+"""Bytes that a connection with TLS may deliver at once: the read buffer of asyncio's TLS."""
 ADMIN_CONNECTIONS: Final = 512
 """Maximum number of connections to the admin port."""
 ADMIN_CONNECTION_BYTES: Final = 512 * KIB
@@ -102,11 +104,12 @@ class Bound:
 def memory_bounds(settings: Settings) -> list[Bound]:
     """Return the bounds of a server with these settings. Their sum bounds its memory."""
     limits = settings.limits
-    tls_bytes = 0 if settings.tls.cert is None else TLS_BYTES
+    has_tls = settings.tls.cert is not None
+    tls_bytes, read_bytes = (TLS_BYTES, TLS_READ_BYTES) if has_tls else (0, 2 * RECEIVE_BUFFER_BYTES)
     bounds = [  # each with the setting that limits the number of objects, the number, and the bytes of each object
         Bound("program", None, 1, PROGRAM_BYTES),
         Bound("connections", "max_connections", limits.max_connections, CONNECTION_BYTES + tls_bytes),
-        Bound("one read of each connection", "max_connections", limits.max_connections, 2 * RECEIVE_BUFFER_BYTES),
+        Bound("one read of each connection", "max_connections", limits.max_connections, read_bytes),
         Bound("bytes of incomplete lines", "max_partial", limits.max_partial, PARTIAL_FACTOR),
         Bound("unread bytes", "max_unread_total", limits.max_unread_total, 1),
         Bound("cached names", None, MAX_CACHED_RESOURCES, CACHED_RESOURCE_BYTES),
