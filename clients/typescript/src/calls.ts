@@ -94,6 +94,8 @@ export abstract class Call<T> {
 export class Command extends Call<object> {
   /** What an `extend` sets. */
   readonly transactionTimeout: number | undefined;
+  /** Of an extension: its caller has got an error, so it is not repeated. */
+  isGivenUp = false;
   /** Of a release by id: whether the released request may be a waiting one of this client. */
   isQueued: Promise<boolean> | undefined;
 

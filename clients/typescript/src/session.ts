@@ -294,11 +294,16 @@ export class Session implements ConnectionHandler {
     this.#submit(request, Infinity);
   }
 
-  /** Rejects a call. A release is repeated until the server confirms it, although its caller no longer waits. */
+  /**
+   * Rejects a call. A release is repeated until the server confirms it, although its caller no longer waits. An extension of a lock
+   * waits for its answer on this connection: the server may execute it, and would hold the lock for longer than the client knows.
+   */
   #fail(call: Call, error: Error): void {
     call.deadline = Infinity;
     if (call instanceof Request) this.#cancel(call);
-    else if (call.name !== 'release' || this.#closed) this.#end(call);
+    else if (this.#closed) this.#end(call);
+    else if (call.name === 'extend' && call.request && this.#phase === 'up') call.isGivenUp = true;
+    else if (call.name !== 'release') this.#end(call);
     call.reject(error);
   }
 
@@ -452,7 +457,10 @@ export class Session implements ConnectionHandler {
   }
 
   onClose(reason: Error, isAlone: boolean): void {
-    for (const request of this.#requests()) request.isConfirmed = false;
+    for (const call of this.#calls.values()) {
+      if (call instanceof Request) call.isConfirmed = false;
+      else if (call.isGivenUp) this.#end(call);
+    }
     this.#phase = 'down';
     this.#queue.clear();
     this.#retryAt = this.#keepaliveAt = this.#leaseCheckAt = Infinity;
@@ -647,7 +655,7 @@ export class Session implements ConnectionHandler {
       this.#connection.drop(error, leader);
     } else if (ref === RESUME_REF && this.#phase === 'resuming') {
       this.#onResumed(false); // the state of the requests is complete, also if the server cannot reach its store
-    } else if (code === 'unavailable' && call) {
+    } else if (code === 'unavailable' && call && !(call instanceof Command && call.isGivenUp)) {
       this.#queue.add(call);
       if (this.#retryAt === Infinity) this.#retryAt = performance.now() + this.#retryBackoff.next();
       this.#arm(this.#retryAt);

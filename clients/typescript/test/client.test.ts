@@ -462,6 +462,22 @@ test('an extension in the background counts although its answer takes longer tha
   assert.equal((await within(acquired, 'the grant')).held, true);
 });
 
+test('an extension whose caller has given up counts, and is not repeated', async () => {
+  await using fake = await connected({ responseTimeout: 50 });
+  const { client, connection } = fake;
+  const acquired = client.acquire('a', { transactionTimeout: 400 });
+  await connection.grant(3);
+  const lock = await acquired;
+  await assert.rejects(lock.extend(60_000), UnavailableError);
+  connection.send('extended', { id: 3, transactionTimeout: 60_000, ref: (await connection.expect('extend')).ref });
+  await assert.rejects(lock.extend(50_000), UnavailableError);
+  const { ref } = await connection.expect('extend');
+  connection.send('error', { code: 'unavailable', message: 'no store', ref });
+  await sleep(500);
+  assert.equal(lock.held, true);
+  assert.equal(connection.unread, 0);
+});
+
 test('the watchdog extends a lock until it is released', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
