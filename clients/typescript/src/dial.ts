@@ -99,6 +99,8 @@ export class Dial {
   #isDone = false;
   #timer: NodeJS.Timeout | undefined;
   #helloTimer: NodeJS.Timeout | undefined;
+  /** The timers of `#limit`. */
+  readonly #limits = new Set<NodeJS.Timeout>();
 
   constructor(addresses: readonly Address[], dialer: Dialer) {
     this.#dialer = dialer;
@@ -111,6 +113,7 @@ export class Dial {
     this.#isDone = true;
     clearTimeout(this.#timer);
     clearTimeout(this.#helloTimer);
+    for (const timer of this.#limits) clearTimeout(timer); // they would keep the process running
     for (const attempt of this.#attempts) if (attempt !== winner) attempt.socket.destroy();
   }
 
@@ -130,7 +133,7 @@ export class Dial {
   }
 
   async #lookUp(address: Address): Promise<void> {
-    const found = await lookup(address.host, { all: true });
+    const found = await this.#limit(lookup(address.host, { all: true }), 'the lookup of the name');
     // Alternately of both families, so that a network without one of them costs one step.
     const rank = found.map(({ family }, index) => found.slice(0, index).filter((other) => other.family === family).length);
     const order = [...found.keys()].sort((a, b) => rank[a]! - rank[b]!);
@@ -140,7 +143,7 @@ export class Dial {
   }
 
   async #connect(address: Address, host: string): Promise<void> {
-    const hello = await this.#hello();
+    const hello = await this.#limit(this.#dialer.hello(), 'the source of the token');
     if (this.#isDone) return;
     const { port, isSecure } = address;
     const servername = isIP(address.host) ? undefined : address.host;
@@ -160,16 +163,18 @@ export class Dial {
     };
   }
 
-  /** Returns the first lines of a connection. The token function of the user may not return. */
-  async #hello(): Promise<string> {
-    let timer: NodeJS.Timeout | undefined;
+  /** Waits for a function of the user or of the system, whose promise may never be settled, as long as for an attempt. */
+  async #limit<T>(promise: Promise<T>, source: string): Promise<T> {
+    let timer!: NodeJS.Timeout;
     const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error('the source of the token takes too long')), MAX_ATTEMPT_TIME);
+      timer = setTimeout(() => reject(new Error(`${source} takes too long`)), MAX_ATTEMPT_TIME);
     });
+    this.#limits.add(timer);
     try {
-      return await Promise.race([this.#dialer.hello(), late]);
+      return await Promise.race([promise, late]);
     } finally {
       clearTimeout(timer);
+      this.#limits.delete(timer);
     }
   }
 

@@ -143,6 +143,16 @@ test('a token function whose promise is never settled fails one attempt', async 
   await (await connecting).close();
 });
 
+test('a name whose lookup does not end fails one attempt', async () => {
+  await using server = await FakeServer.start();
+  let calls = 0;
+  mock.method(dns, 'lookup', () => (calls++ ? Promise.resolve([{ address: '127.0.0.1', family: 4 }]) : new Promise(() => {})));
+  const connecting = connect({ host: `genie.test:${server.port}`, token: '', connectTimeout: 60_000 });
+  await (await server.accept()).handshake();
+  mock.restoreAll();
+  await (await connecting).close();
+});
+
 test('an exception of tls.connect is an error of the attempt', async () => {
   await using server = await FakeServer.start();
   const tls = { secureContext: {} as never, ALPNProtocols: 5 as never };
