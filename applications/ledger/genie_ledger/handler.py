@@ -355,18 +355,39 @@ class TimeoutHandler:
         """Call `on_expired` with the expired transfers, and return the ids that it has rejected.
 
         A coroutine function is called in the event loop. Any other function is called in a thread,
-        so that it may block. Without expired transfers there is no call.
+        so that it may block. Without expired transfers there is no call. Raises RuntimeError if
+        `on_expired` raises CancelledError, and this task was not cancelled: the error would end `run`.
         """
         if not expired:
             return set()
         ids = {transfer.transfer_id for transfer in expired}  # taken before the callback, which may change the list
-        if inspect.iscoroutinefunction(self._on_expired):
-            returned = await self._on_expired(expired)
-        else:
-            returned = await asyncio.to_thread(self._on_expired, expired)
-            if inspect.isawaitable(returned):  # e.g. a lambda that calls a coroutine function
-                returned = await returned
+        try:
+            returned = await self._call_on_expired(expired)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RuntimeError("on_expired raised CancelledError, but the run was not cancelled") from error
         return _parse_rejected(returned, delivered_ids=ids)
+
+    async def _call_on_expired(self, expired: list[ExpiredTransfer]) -> object:
+        """Call `on_expired` in the event loop or in a thread, and return its result."""
+        if inspect.iscoroutinefunction(self._on_expired):
+            return await self._on_expired(expired)
+        returned = await asyncio.to_thread(_call_in_thread, self._on_expired, expired)
+        if inspect.isawaitable(returned):  # e.g. a lambda that calls a coroutine function
+            returned = await returned
+        return returned
+
+
+def _call_in_thread(on_expired: OnExpired, expired: list[ExpiredTransfer]) -> object:
+    """Call a plain function. Raises RuntimeError if the function raises StopIteration: before Python
+    3.12 a thread can't pass this error to the event loop, which would wait forever.
+    """
+    try:
+        return on_expired(expired)
+    except StopIteration as error:
+        raise RuntimeError("on_expired raised StopIteration") from error
 
 
 def _parse_rejected(returned: object, *, delivered_ids: set[str]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import Future
 from datetime import UTC, datetime
 
 import pytest
@@ -237,6 +238,32 @@ async def test_an_error_of_the_callback_is_propagated(books: Books) -> None:
         desk.fails = error
         with pytest.raises(type(error), match=r"^its own"):
             await books.handler(desk.take).run_once()
+
+
+async def test_an_error_of_the_callback_that_asyncio_treats_specially_is_reported(books: Books) -> None:
+    """It neither ends the loop of runs nor stops it for ever."""
+    await books.add_transfer("a", PAST)
+    cancelled: Future[None] = Future()
+    cancelled.cancel()
+
+    def exhausted(expired: list[ExpiredTransfer]) -> list[str]:
+        return [next(one.transfer_id for one in expired if one.transfer_id == "b")]
+
+    def of_a_thread(_expired: list[ExpiredTransfer]) -> None:
+        cancelled.result()
+
+    async def of_a_task(_expired: list[ExpiredTransfer]) -> None:
+        await asyncio.wrap_future(cancelled)
+
+    for on_expired, name in (
+        (exhausted, "StopIteration"),
+        (of_a_thread, "CancelledError"),
+        (of_a_task, "CancelledError"),
+    ):
+        with pytest.raises(RuntimeError, match=f"^on_expired raised {name}"):
+            async with asyncio.timeout(WAIT_S):
+                await books.handler(on_expired).run_once()
+    assert (await books.handler(lambda _: None).run_once()) is not None
 
 
 async def test_callbacks_may_be_sync_async_or_return_an_awaitable(books: Books) -> None:
