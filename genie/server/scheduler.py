@@ -13,8 +13,9 @@ quantum of time or of commands. A connection with queued commands waits for its 
 
 Thousands of connections may send commands at the same moment, or many new connections may each send one expensive
 command, such as a request that searches for a deadlock. Then a batch may end before it has served all light connections.
-The next batch begins with the principals that have not used up a batch or a quantum recently. The light connections of
-the other principals are *delayed*: their principals take turns, with one turn in each batch, however many commands others send.
+The next batch begins with the principals that have few waiting connections, and have not used up a quantum recently. The
+light connections of the other principals are *delayed*: their principals take turns, with one turn in each batch, however many
+commands others send.
 
 A batch executes at most one slow command, at its end, if `turns.py` permits it. The principals take turns with their
 slow commands. A slow command is parked while its client does not read messages. Two kinds of work are done in slices,
@@ -28,7 +29,6 @@ import asyncio
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from operator import itemgetter
 from sys import maxsize
 
 from genie import work_time
@@ -48,7 +48,15 @@ the turn began: after a turn of 1 ms, for 100 ms."""
 
 OVERRUN_MEMORY_S = 1.0
 """Seconds for which the light connections of a principal are after those of others, because the principal has used up a
-quantum or a batch."""
+quantum or has had many waiting connections. Also the maximum time for which a connection with an overrun is after the others of
+its principal."""
+
+MAX_SAMPLE = 100
+"""Number of the light connections that are next after a batch, of which those of each principal are counted."""
+
+MIN_IN_SAMPLE = 5
+"""A principal with at least this number of the next light connections is delayed. Those of a client with several tokens may
+alternate in the queue, so it does not suffice to compare two neighbours."""
 
 MAX_BATCH = 2_000
 """Maximum number of commands of one batch. A turn that exceeds the limit is completed."""
@@ -113,10 +121,12 @@ class CommandScheduler:
         """Connections whose next command is slow, by the name of their principal or `ENDINGS`. The first name is served
         next."""
         self._overruns: dict[str | None, float] = {}
-        """Time of the last turn that exceeded its quantum, or after which a batch ended before it had served all light
-        connections, by the name of the principal. The oldest time is first."""
+        """Time of the last turn that exceeded its quantum, or at which many light connections waited after a batch, by the name of
+        the principal. The oldest time is first."""
         self._has_unserved_light = False
         """True if the last batch ended before it had served all light connections."""
+        self._is_busy_first = False
+        """True if the next batch begins with a turn of a busy connection. Then there is one."""
         self._parked: dict[Peer, None] = {}
         """Connections whose next command is slow, and whose clients do not read. Their bytes are not in `bytes`: they
         count as unread output (`Connection.blocked_bytes`)."""
@@ -265,23 +275,20 @@ class CommandScheduler:
             self._remaining_commands = MAX_BATCH
             busy = self.busy
             is_turn_due = len(busy) > 0  # one turn, even if a limit of the batch is reached
-            if self._has_unserved_light and (self._overruns or self.delayed):
+            if self._has_unserved_light:
                 self._delay_light(now)
                 now = self._clock()  # the first turn does not include the time of `_delay_light`
-            now = self._run_light(self.light, execute, now, end)
+            if self._is_busy_first:
+                now = self._run_turn(self._take_busy(), execute, now)
+                self._is_busy_first = is_turn_due = False
+            if now < end:
+                now = self._run_light(self.light, execute, now, end)
             # After an expensive command they wait for the next batch.
             if self.delayed and now < end + QUANTUM_S and not turns.is_exhausted:
                 now = self._run_delayed(execute, now, max(end, now + QUANTUM_S))
             self._has_unserved_light = len(self.light) > 0 or len(self.delayed) > 0
-            while busy and (
-                is_turn_due or (now < end and self._remaining_commands > 0 and self._finished_bytes < MAX_BATCH_BYTES)
-            ):
-                if turns.is_exhausted:  # by a command of a light connection: the next batch begins with this turn
-                    self.light.appendleft(self._take_busy())
-                    self._has_unserved_light = False  # so that the next batch keeps the order
-                    break
-                now = self._run_turn(self._take_busy(), execute, now)
-                is_turn_due = False
+            if busy:
+                now = self._run_busy(execute, now, end, is_turn_due=is_turn_due)
             # The whole time of the batch. It includes the expensive commands, whose time was added already.
             turns.spent_s = spent_s + now - started
             if turns.spent_s > SHORT_S:
@@ -346,10 +353,6 @@ class CommandScheduler:
                 if now - started >= QUANTUM_S:
                     self._record_overrun(connection, started, now)
             if now >= end or remaining_commands <= 0 or finished_bytes >= MAX_BATCH_BYTES:
-                if light and connection.principal is not None and principal_name(light[0]) == connection.principal.name:
-                    # The neighbours have one principal: probably it has used most of the batch. Not without principals,
-                    # where the order of arrival is as fair.
-                    self._record_principal(connection, now)
                 break
         self._remaining_commands, self._finished_bytes = remaining_commands, finished_bytes
         return now
@@ -357,18 +360,33 @@ class CommandScheduler:
     def _run_delayed(self, execute: Execute, now: float, end: float) -> float:
         """Run commands of delayed connections until none are left or the batch has reached its limit, of at least one of them.
 
-        The principals take turns of a quantum, first those of their connections that have no overrun themselves. `now` is
-        the current time; returns the time after the last turn.
+        The principals take turns of a quantum. The connections of a principal that have an overrun themselves follow its
+        others. `now` is the current time; returns the time after the last turn.
         """
         delayed = self.delayed
         while delayed:
-            for key in sorted(delayed, key=itemgetter(1)):
+            for key in [key for key in delayed if not key[1] or (key[0], False) not in delayed]:
                 queue = delayed.pop(key)
                 now = self._run_light(queue, execute, now, min(end, now + QUANTUM_S))
                 if queue:
                     delayed[key] = queue  # after the other principals
                 if now >= end or self._remaining_commands <= 0 or self._finished_bytes >= MAX_BATCH_BYTES:
                     return now
+        return now
+
+    def _run_busy(self, execute: Execute, now: float, end: float, *, is_turn_due: bool) -> float:
+        """Run turns of busy connections until none are left or the batch has reached its limit, with `is_turn_due` at least one.
+
+        `now` is the current time; returns the time after the last turn.
+        """
+        while self.busy and (
+            is_turn_due or (now < end and self._remaining_commands > 0 and self._finished_bytes < MAX_BATCH_BYTES)
+        ):
+            if self._turns.is_exhausted:  # by a command of a light connection: the next batch begins with the due turn
+                self._is_busy_first = is_turn_due
+                break
+            now = self._run_turn(self._take_busy(), execute, now)
+            is_turn_due = False
         return now
 
     def _run_turn(self, connection: Peer, execute: Execute, now: float) -> float:
@@ -471,16 +489,23 @@ class CommandScheduler:
     def _delay_light(self, now: float) -> None:
         """Delay the light connections with a recent overrun, of their own or of their principal, and no others. Drop old overruns.
 
+        Principals with many of the next light connections count as those with a recent overrun.
         The connections of a principal are delayed once: the time is proportional to the number of the others.
         """
         overruns, light, delayed = self._overruns, self.light, self.delayed
+        counts = Counter(map(principal_name, islice(light, MAX_SAMPLE)))
+        for name, count in counts.items():
+            if count >= MIN_IN_SAMPLE and name is not None:  # without principals, the order of arrival is as fair
+                self._record_principal(name, now)
+        if not overruns and not delayed:
+            return
         for name, overran_at in list(overruns.items()):
             if overran_at > now - OVERRUN_MEMORY_S:
                 break
             del overruns[name]
-        # The delay of these may have ended. Few have an overrun themselves, because it used `LIGHT_SHARE` of the time since then.
-        for key in [key for key in delayed if key[1] or key[0] not in overruns]:
-            light.extendleft(reversed(delayed.pop(key)))
+        for (name, has_overrun), queue in list(delayed.items()):  # the delay of some may have ended
+            if name not in overruns or (has_overrun and queue[0].overran_until <= now):
+                light.extendleft(reversed(delayed.pop((name, has_overrun))))
         for _ in range(len(light)):
             connection = light.popleft()
             name, has_overrun = principal_name(connection), connection.overran_until > now
@@ -495,15 +520,15 @@ class CommandScheduler:
         Make the connection busy if its previous overrun was recent. A single overrun does not suffice, because the
         whole process may have been paused.
         """
-        self._record_principal(connection, now)
+        self._record_principal(principal_name(connection), now)
         until = started + (now - started) / LIGHT_SHARE  # then the turn has taken only this share of the time
         if connection.overran_until > started:
             connection.busy_until = until
-        connection.overran_until = until
+        # Limited, because it delays the connection after all others of its principal.
+        connection.overran_until = min(until, now + OVERRUN_MEMORY_S)
 
-    def _record_principal(self, connection: Peer, now: float) -> None:
-        """Record that the principal of a connection has used up a quantum or a batch."""
-        name = principal_name(connection)
+    def _record_principal(self, name: str | None, now: float) -> None:
+        """Record that a principal has used up a quantum, or has many waiting connections."""
         self._overruns.pop(name, None)  # so that the entry is added at the end
         self._overruns[name] = now
 

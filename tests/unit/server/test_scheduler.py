@@ -166,6 +166,40 @@ def test_many_connections_with_short_commands_delay_other_principals_by_one_batc
     assert simulated.batch()[0] == "late"
 
 
+@pytest.mark.parametrize("principals", [1, 2, 12])
+def test_many_connections_of_several_principals_delay_others_by_one_batch(principals: int) -> None:
+    """Neighbours in the queue have different principals."""
+    simulated = SchedulerWithClock()
+    for number in range(3_000):
+        simulated.connect(f"flood{number}", f"flood{number % principals}")
+        simulated.add(f"flood{number}", *[0.01] * 32)
+    simulated.connect("other", "other")
+    simulated.add("other", 0.01)
+    simulated.batch()
+    assert simulated.batch()[0] == "other"
+
+
+@pytest.mark.parametrize("overrun_ms", [0.6, 5.0, 300.0])
+def test_a_connection_with_an_overrun_takes_turns_with_delayed_principals(overrun_ms: float) -> None:
+    """1,000 connections use up each batch, and those of one principal are always delayed."""
+    simulated = SchedulerWithClock()
+    for number in range(1_300):
+        name = f"load{number}"
+        simulated.connect(name, name if number < 1_000 else "flood")
+        simulated.add(name, 0.01)
+    simulated.connect("unlucky", "unlucky")
+    simulated.add("unlucky", overrun_ms)
+    sent_at, longest_wait_s = simulated.now + overrun_ms / 1000, 0.0
+    end = sent_at + 1.5
+    while simulated.now < end:
+        for name in simulated.batch():
+            if name == "unlucky":
+                longest_wait_s = max(longest_wait_s, simulated.now - sent_at)
+                sent_at = simulated.now
+            simulated.add(name, 0.01)
+    assert max(longest_wait_s, simulated.now - sent_at) < 8 * BATCH_S
+
+
 def test_all_delayed_connections_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each connection is sorted once, however long it waits. The time for this is not added to that of any connection."""
     simulated = SchedulerWithClock()
@@ -466,6 +500,18 @@ def test_expensive_commands_of_light_and_of_busy_connections_do_not_add_up() -> 
         simulated.add(f"light{number}", 20.0)
     ran = [simulated.batch() for _ in range(4)]
     assert ran == [["light0"], ["busy"], ["light1"], ["light2"]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_expensive_commands_of_busy_connections_do_not_starve_light_ones(count: int) -> None:
+    simulated = ExpensiveSchedulerWithClock()
+    for number in range(count):
+        simulated.add(f"busy{number}", *[20.0] * 100, size=SPLIT_BYTES + 1)
+    for _ in range(2 * count):
+        simulated.batch()
+    simulated.add("expensive", 20.0)
+    simulated.add("light", 0.01)
+    assert "light" in [name for _ in range(3) for name in simulated.batch()]
 
 
 def test_expensive_and_slow_commands_do_not_add_up() -> None:
