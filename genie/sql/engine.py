@@ -1,9 +1,14 @@
-"""Engines and advisory locks of database servers."""
+"""Engines and advisory locks of database servers.
+
+A connection can become half-open: a firewall or a proxy drops its packets, and neither side is informed. Every wait for
+the server in this module has a time limit, because the drivers would wait forever.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from sqlalchemy import URL, ColumnElement, Executable, func, literal, select
@@ -13,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from genie.tasks import run_to_completion
 
 __all__ = [
+    "close_engine",
     "lock_schema",
     "open_connection",
     "open_transaction",
@@ -23,6 +29,17 @@ __all__ = [
 
 OPEN_GRACE_S = 1.0
 """How long a cancellation waits for a connection that is being opened."""
+
+OPEN_TIMEOUT_S = 40.0
+"""How long opening a connection may take, with the test of a pooled one. More than the 30 s for which a pool lets a caller
+wait.
+"""
+
+CLOSE_TIMEOUT_S = 30.0
+"""How long returning a connection to its pool may take, with the rollback, and closing the connections of a pool."""
+
+RELEASE_TIMEOUT_S = 10.0
+"""How long releasing a lock of a database session may take."""
 
 
 def server_engine(url: URL, *, pool_size: int, **options: Any) -> AsyncEngine:
@@ -41,15 +58,32 @@ async def open_connection(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]
     A cancellation of this task is delayed until the connection is completely open or closed. Otherwise a cancellation while
     SQLAlchemy sets the isolation level, after the checkout, would leak the connection from the pool. The delay for opening
     is at most `OPEN_GRACE_S`: a connection that takes longer still waits for the server, before the checkout.
+
+    Raises TimeoutError if the connection is not open after `OPEN_TIMEOUT_S`.
     """
     connection = engine.connect()
     try:
-        await run_to_completion(connection.start(), grace_s=OPEN_GRACE_S)
+        async with asyncio.timeout(OPEN_TIMEOUT_S):
+            await run_to_completion(connection.start(), grace_s=OPEN_GRACE_S)
         yield connection
     finally:
         was_checked_out = connection.sync_connection is not None
         if was_checked_out:
-            await run_to_completion(connection.close())
+            await run_to_completion(_close(connection))
+
+
+async def _close(connection: AsyncConnection) -> None:
+    """Return a connection to its pool. If that takes longer than `CLOSE_TIMEOUT_S`, the pool discards the connection."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await connection.close()
+
+
+async def close_engine(engine: AsyncEngine) -> None:
+    """Close the connections of an engine's pool. After `CLOSE_TIMEOUT_S` the rest is left to the garbage collector."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await engine.dispose()
 
 
 @asynccontextmanager
@@ -75,10 +109,11 @@ async def lock_schema(connection: AsyncConnection, name: str) -> None:
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
     """Execute `release`, the statement that releases a lock of this database session.
 
-    If the statement fails, the connection is closed, which also ends the lock. Closing it at once would not do, because a
+    If the statement fails, or takes longer than `RELEASE_TIMEOUT_S`, the connection is closed, which also ends the lock. Closing it at once would not do, because a
     server may notice late that a connection was closed.
     """
     try:
-        await connection.execute(release)
-    except DBAPIError:
+        async with asyncio.timeout(RELEASE_TIMEOUT_S):
+            await connection.execute(release)
+    except (DBAPIError, TimeoutError):
         await connection.invalidate()

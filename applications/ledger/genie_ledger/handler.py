@@ -36,7 +36,9 @@ crash.
 """
 
 PHASE_TIMEOUT_S = 600.0
-"""Upper bound of the scan and of the apply phase."""
+"""Upper bound of the check of the tables, of the attempt to acquire the database's run lock, of the scan, and of the
+apply phase.
+"""
 
 SLICE_TIMEOUT_S = 10.0
 """Upper bound of one slice of the comparison between two runs: a handler that is stopped waits for
@@ -165,7 +167,9 @@ class TimeoutHandler:
         """
         async with self._opening:
             if not self._opened:
-                await prepare(self._database, self._ledger)
+                with translate_errors(self._database):
+                    async with asyncio.timeout(PHASE_TIMEOUT_S):
+                        await prepare(self._database, self._ledger)
                 self._opened = True
 
     async def close(self) -> None:
@@ -249,7 +253,8 @@ class TimeoutHandler:
         """
         async with AsyncExitStack() as stack:
             with translate_errors(self._database):
-                acquired = await stack.enter_async_context(self._database.try_lock())
+                async with asyncio.timeout(PHASE_TIMEOUT_S):
+                    acquired = await stack.enter_async_context(self._database.try_lock())
             return await self._execute(lock=None) if acquired else None
 
     async def _run_with_genie_lock(self, client: Client) -> TimeoutRun | None:

@@ -71,6 +71,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._blocked_hosts: set[str] = set()
+        self._stalled_writers: set[asyncio.StreamWriter] = set()
         self._blocking_changed = asyncio.Event()
 
     @property
@@ -86,6 +87,10 @@ class Proxy:
         """Cut all connections at once."""
         for writer in self._writers:
             writer.transport.abort()
+
+    def stall(self) -> None:
+        """Forward nothing more on the present connections, which stay open: they are half-open."""
+        self._stalled_writers |= self._writers
 
     def block(self, *hosts: str) -> None:
         """Forward nothing, in either direction, for clients with these addresses; replaces the earlier ones."""
@@ -138,7 +143,7 @@ class Proxy:
         rest = b""
         with suppress(OSError):
             while data := await reader.read(1 << 16):
-                while host in self._blocked_hosts:
+                while host in self._blocked_hosts or writer in self._stalled_writers:
                     await self._blocking_changed.wait()
                 for piece, kind in self._split(rest + data):
                     if not kind:

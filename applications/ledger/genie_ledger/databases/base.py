@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Table, bindparam
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from genie.sql.engine import open_connection, open_transaction
+from genie.sql.engine import close_engine, open_connection, open_transaction
 
 CONNECT_TIMEOUT_S = 10.0
 """How long establishing a connection may take."""
@@ -55,7 +55,7 @@ class Database(ABC):
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._engine.dispose()
+        await close_engine(self._engine)
 
     def exists(self) -> bool:
         """Return False if the database is a file that does not exist. Connecting would create the

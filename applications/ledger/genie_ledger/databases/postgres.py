@@ -38,6 +38,11 @@ _PLANNER_SETTINGS = {"enable_hashjoin": "off", "enable_mergejoin": "off", "jit":
 a whole table gets slower as it grows.
 """
 
+_KEEPALIVE_SETTINGS = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
+"""With these settings, in seconds, the server ends a connection that no longer responds after a minute. With the usual
+defaults that takes two hours.
+"""
+
 
 class Postgres(Database):
     """A database, by asyncpg. The tables are in its first schema (`search_path`)."""
@@ -67,11 +72,13 @@ class Postgres(Database):
     async def try_lock(self) -> AsyncIterator[bool]:
         """Try to acquire the run lock, an advisory lock of the schema, without waiting; yield
         whether the lock was acquired. The lock ends with the connection, so a crashed process does
-        not keep it.
+        not keep it. If the machine of the process has crashed, the server notices within a minute.
         """
         key = schema_lock_key(_RUN_LOCK)
         async with open_connection(self._autocommit) as connection:
-            acquired = bool((await connection.execute(select(func.pg_try_advisory_lock(*key)))).scalar_one())
+            keepalive = (func.set_config(name, value, False) for name, value in _KEEPALIVE_SETTINGS.items())
+            query = select(func.pg_try_advisory_lock(*key), *keepalive)
+            acquired = bool((await connection.execute(query)).one()[0])
             try:
                 yield acquired
             finally:

@@ -300,6 +300,17 @@ async def test_the_connection_that_holds_the_lock_may_be_idle_for_long(new_books
         await books.run(f"SET GLOBAL wait_timeout = {usual}")
 
 
+@pytest.mark.server
+async def test_the_server_soon_notices_that_the_machine_of_the_holder_is_gone(new_books: New) -> None:
+    """The connection that has held the lock is the only one in the pool."""
+    database = (await new_books("postgres")).handler(Desk().take)._database
+    async with database.try_lock() as ours:
+        assert ours
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count")
+    async with database.reading() as connection:
+        assert [(await connection.exec_driver_sql(f"SHOW {name}")).scalar_one() for name in names] == ["30", "10", "3"]
+
+
 async def test_a_commit_completes_however_often_the_run_is_cancelled(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:

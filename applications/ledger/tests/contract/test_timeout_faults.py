@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from sqlalchemy import make_url
 
+from genie.sql import engine
 from genie_ledger import DatabaseFailed, TimeoutHandler, TimeoutRun
 from ledgers import FUTURE, OURS, PAST, Books, Desk, Fault, New, cut, refuse
+from support.network.proxy import proxy
 from support.processes.servers import WAIT_S
 
 MAX_STATEMENTS = 200
@@ -209,6 +212,44 @@ async def test_the_connection_that_holds_the_lock_is_lost_during_the_delivery(ne
     desk.meanwhile = None
     assert await handler.run_once() is not None
     assert await books.kept() == {"a": True}
+
+
+def _whole(data: bytes) -> Iterator[tuple[bytes, str]]:
+    yield data, "data"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("when", ["before the run", "during the delivery"])
+async def test_half_open_connections_are_replaced(
+    new_books: New, other_kind: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler whose connections forward nothing any more reports it, and continues with new ones."""
+    for name in ("OPEN_TIMEOUT_S", "CLOSE_TIMEOUT_S", "RELEASE_TIMEOUT_S"):
+        monkeypatch.setattr(engine, name, 1.0)
+    books = await new_books(other_kind)
+    desk = Desk()
+    url = make_url(books.url)
+    assert url.port is not None
+    async with proxy(url.port, _whole) as proxy_, asyncio.timeout(WAIT_S):
+        handler = TimeoutHandler(url.set(port=proxy_.port).render_as_string(), on_expired=desk.take)
+        await books.add_transfer("a", PAST)
+
+        async def stall(_ids: list[str]) -> None:
+            proxy_.stall()
+
+        if when == "before the run":
+            await handler.run_once()
+            proxy_.stall()
+        else:
+            desk.meanwhile = stall
+        assert str(await run_or_error(handler)).endswith(": TimeoutError")
+        desk.meanwhile = None
+        proxy_.cut()  # now the server releases the lock
+        while not isinstance(await run_or_error(handler), TimeoutRun):  # noqa: ASYNC110 - of the server
+            await asyncio.sleep(0.1)
+        assert await books.kept() == {"a": True}
+        proxy_.stall()
+        await handler.close()
 
 
 @pytest.fixture(params=["postgres", "mariadb"])

@@ -11,7 +11,7 @@ from sqlalchemy import URL, ColumnElement, Row, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from genie.sql.engine import open_connection, open_transaction
+from genie.sql.engine import close_engine, open_connection, open_transaction
 from genie_tokens.stores.change_feed import ChangeFeeds, ChangeListener, Get
 
 
@@ -28,8 +28,8 @@ class Backend(ABC):
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._engine.dispose()
-        await self._dedicated_engine.dispose()
+        await close_engine(self._engine)
+        await close_engine(self._dedicated_engine)
 
     @abstractmethod
     async def prepare(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -104,14 +105,16 @@ class _NotificationListener(ChangeListener):
                 self._wake.set()
 
             driver.add_termination_listener(on_terminated)
-            await driver.add_listener(self._backend.channel, on_notification)
             try:
+                async with asyncio.timeout(HEARTBEAT_INTERVAL_S):
+                    await driver.add_listener(self._backend.channel, on_notification)
                 self._on_connected()
                 await self._publish_buffered(driver, buffer)
+            except BaseException:
+                driver.terminate()  # without a farewell, because the server may not reply
+                raise
             finally:
                 driver.remove_termination_listener(on_terminated)
-                if not driver.is_closed():
-                    await driver.remove_listener(self._backend.channel, on_notification)
 
     async def _publish_buffered(self, driver: Any, buffer: deque[str]) -> None:
         """Publish buffered notifications until the listener is stopped.

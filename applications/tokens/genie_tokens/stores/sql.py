@@ -23,6 +23,9 @@ from genie_tokens.token import Token
 _BACKENDS = {"sqlite+aiosqlite": (Sqlite, "sqlite"), "postgresql+asyncpg": (Postgres, "postgres")}
 """The backend of each dialect and driver, and the extra that installs the driver."""
 
+CALL_TIMEOUT_S = 60.0
+"""How long a call may take. Without a limit, a call on a half-open connection would never end, and `close` neither."""
+
 _T = TypeVar("_T")
 
 
@@ -32,7 +35,7 @@ class SqlTokenStore:
     The URL is `sqlite+aiosqlite:///tokens.db` (a file) or
     `postgresql+asyncpg://user@host/database`. The first use, or entering it as an async context
     manager, creates the tables, or checks the existing ones (WrongSchema). `close` it at the end.
-    Database errors are those of SQLAlchemy. A call whose caller is cancelled is completed in the
+    Database errors are those of SQLAlchemy; TimeoutError after a minute. A call whose caller is cancelled is completed in the
     background, so that the connection stays usable.
     """
 
@@ -52,7 +55,7 @@ class SqlTokenStore:
         """The change feeds of this process's readers."""
         self.issue_observers = IssueObservers()
         """Selectors of this process, which see added tokens at once."""
-        self._listener = self._backend.listener(self._feeds, self._get)
+        self._listener = self._backend.listener(self._feeds, self.get)
         """Publishes the changes of all processes to the feeds."""
         self._open_mutex = asyncio.Lock()
         """Serializes `_open`."""
@@ -143,7 +146,7 @@ class SqlTokenStore:
         An interrupted coroutine would leave a connection that must be discarded, and perhaps a
         commit whose outcome is unknown.
         """
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(_limit(work))
         self._tasks_in_progress.add(task)
         task.add_done_callback(self._on_task_done)
         await asyncio.wait({task})
@@ -242,3 +245,9 @@ class SqlTokenStore:
         if not existing:
             raise error
         raise ValueError(f"tokens exist already: {id_list(sorted(existing))}") from error
+
+
+async def _limit(work: Coroutine[Any, Any, _T]) -> _T:
+    """Await a coroutine, and return its result. Raises TimeoutError after `CALL_TIMEOUT_S`."""
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        return await work

@@ -22,14 +22,18 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
 import spending_process
+from genie.sql import engine as engine_module
 from genie.sql.schema_check import WrongSchema
 from genie_tokens.errors import InsufficientFunds
 from genie_tokens.store import Added, Change, Resync, Spent
+from genie_tokens.stores import postgres as postgres_module
+from genie_tokens.stores import sql as sql_module
 from genie_tokens.stores import sqlite as sqlite_module
 from genie_tokens.stores.schema import unspent_page
 from genie_tokens.stores.sql import SqlTokenStore
 from genie_tokens.sync import InMemorySelector
 from support.databases.postgres import Postgres, postgres
+from support.network.proxy import proxy
 from support.processes.servers import WAIT_S
 from tokens_made import ids, token
 
@@ -292,6 +296,37 @@ async def test_lost_connections_cause_a_resync(postgres_database: Database, capl
         assert [await next_change(changes), await next_change(changes)] == [Spent("a"), Added(token("b"))]
         await other.add([token("c")])
         assert await next_change(changes) == Added(token("c"))
+
+
+def _whole(data: bytes) -> Iterator[tuple[bytes, str]]:
+    yield data, "data"
+
+
+@pytest.mark.server
+async def test_half_open_connections_are_replaced(postgres_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_module, "HEARTBEAT_INTERVAL_S", 0.2)
+    monkeypatch.setattr(sql_module, "CALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(engine_module, "CLOSE_TIMEOUT_S", 0.5)
+    url = make_url(postgres_database.url)
+    assert url.port is not None
+    async with (
+        proxy(url.port, _whole) as proxy_,
+        SqlTokenStore(url.render_as_string()) as other,
+        asyncio.timeout(WAIT_S),
+    ):
+        store = SqlTokenStore(url.set(port=proxy_.port).render_as_string())
+        await store.add([token("a")])
+        changes = store.changes()
+        assert await next_change(changes) == Resync()
+        proxy_.stall()
+        await other.add([token("b")])
+        assert await next_change(changes) == Resync()
+        with pytest.raises(TimeoutError):
+            await store.spend([token("a")], transaction="T")
+        await store.spend([token("a")], transaction="T", outputs=[token("c")])
+        assert await ids(store) == {"b", "c"}
+        proxy_.stall()
+        await store.close()
 
 
 @pytest.fixture
