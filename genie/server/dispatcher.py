@@ -114,8 +114,7 @@ SLOW_COMMANDS = frozenset((Inspect, Watch))
 """Commands whose work and answer grow with the state. A batch executes at most one slow command or long line."""
 
 WATCH_COMMANDS = frozenset((Watch, Unwatch))
-"""Commands that change the prefixes that a connection watches. If it watches some, they wait for the watch events of earlier
-changes."""
+"""Commands that change the prefixes that a connection watches. They wait for its watch events of earlier changes."""
 
 _SERVER = build.description()
 _EXPIRE = Expire(MAX_EXPIRED_LOCKS)
@@ -455,7 +454,7 @@ class Dispatcher:
             return True
         elif type(command) in SLOW_COMMANDS and connection.closed:
             pass  # no client reads the answer
-        elif type(command) in WATCH_COMMANDS and self.watch_events.waiting and self.watches.prefixes_of(connection):
+        elif type(command) in WATCH_COMMANDS and self.watch_events.are_waiting_for(connection):
             return True  # the waiting events, for the watches that existed when they occurred, are sent first
         elif type(command) is Inspect:
             self._inspect(now, connection, command)
@@ -569,15 +568,13 @@ class Dispatcher:
 
         Send an error instead if the connection watches too many prefixes, or if there is no memory for another watch.
         """
-        is_first = not self.watches.prefixes_of(connection)
         exceeded_limit = self.watches.add(connection, command.prefix)
         if exceeded_limit:
             self.notifier.reject(
                 connection, RequestRejected(Code.TOO_MANY, f"watch: {exceeded_limit}", ref=command.ref)
             )
         else:
-            if is_first:
-                self.watch_events.begin(connection)
+            self.watch_events.begin(connection)
             self.limits.check_next()  # the watch takes some of the memory
             rows, truncated = self.watches.encode_held_locks(command.prefix)
             self.outcome.send(connection, replies.watching(command.prefix, rows, truncated, command.ref))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from genie.core import Request
 from genie.core.deadlines import Deadlines
 from genie.core.size import NAME_BYTES, REQUEST_BYTES, excess_bytes
 from genie.core.special import possible_subtrees
-from genie.lock_modes import MAX_SUBTREE_LEVELS
+from genie.lock_modes import MAX_SUBTREE_LEVELS, WHOLE_NAMESPACE
 from genie.observability.limited_log import log_limited
 from genie.protocol import replies
 from genie.server.outcome import BatchOutcome
@@ -43,6 +43,10 @@ MAX_WAITING_BYTES: Final = 16 << 20
 """Limit for the bytes of the requests whose events have been queued since the queue was last empty. Beyond it, all
 watchers are lagging. So no event waits for ever, and the memory of the waiting events is bounded."""
 
+MAX_COMPARED_NAMES: Final = 2_000
+"""Number of names in waiting events that are compared with the prefixes of a connection at a time, a few ms. The names of the last
+request may exceed it."""
+
 EVENT_FACTOR: Final = 2
 """Memory of the names and long texts of a request whose events wait, as a multiple of their size. The events contain
 them again."""
@@ -52,7 +56,7 @@ class WatchEvents:
     """Sends watch events in the order of the changes.
 
     While `waiting` is not empty, the caller must call `send_waiting` in each iteration of the event loop. Meanwhile it
-    must not change the prefixes that a connection watches, but it may add the first one (`begin`), and end all watches of
+    must not change the prefixes of a connection for which events wait (`are_waiting_for`), but it may end all watches of
     a connection. When events begin to wait, `deadlines.soonest` is set to 0, so that the caller sets its timer.
     """
 
@@ -66,9 +70,10 @@ class WatchEvents:
         self._deadlines = deadlines
         self._stats = stats
         self._namespace = namespace
-        self.waiting: deque[Iterator[int]] = deque()
+        self.waiting: deque[tuple[Iterator[int], Request | None]] = deque()
         """The events that are not sent yet, one iterator for each request. `next` of an iterator sends a slice, and
-        returns the number of its steps."""
+        returns the number of its steps. Without a request, the iterator ends watches. The numbers of the items are
+        consecutive."""
         self._waiting_bytes = 0
         """Bytes of the requests whose events were added to `waiting` since it was last empty."""
         self._remaining_steps = MAX_STEPS
@@ -100,24 +105,47 @@ class WatchEvents:
                     waiting_bytes=self._waiting_bytes,
                     limit_bytes=MAX_WAITING_BYTES,
                 )
-                events = self._end_all(watchers)
                 self.waiting.clear()
                 self._waiting_bytes = 0
-            self.waiting.append(events)
+                self.waiting.append((self._end_all(watchers), None))
+            else:
+                self.waiting.append((events, request))
         elif not self._run(events):
-            self.waiting.append(events)
+            self.waiting.append((events, request))
 
     def send_waiting(self) -> None:
         """Send waiting events, at most about `MAX_STEPS` steps."""
         self._remaining_steps = MAX_STEPS
-        while self.waiting and self._run(self.waiting[0]):
+        while self.waiting and self._run(self.waiting[0][0]):
             self.waiting.popleft()
         if not self.waiting:
             self._waiting_bytes = 0
             self._watches.first_numbers.clear()
 
+    def are_waiting_for(self, connection: Outbound) -> bool:
+        """Return whether waiting events may match the prefixes of a connection.
+
+        True if the names of many events have not been compared yet. The next call continues with them.
+        """
+        prefixes = (*self._watches.prefixes_of(connection),)
+        if not prefixes:
+            return False
+        first_numbers, first_waiting = self._watches.first_numbers, self._next_number - len(self.waiting)
+        number = max(first_numbers.get(connection, 0), first_waiting)
+        remaining_names = MAX_COMPARED_NAMES
+        for _, request in islice(self.waiting, number - first_waiting, None):
+            if remaining_names <= 0 or request is None or _may_match(request, prefixes):
+                return True
+            remaining_names -= request.name_count()
+            number += 1
+            first_numbers[connection] = number
+        return False
+
     def begin(self, connection: Outbound) -> None:
-        """Omit the waiting events for a connection that begins to watch now, because its `watching` contains the changes."""
+        """Omit the waiting events for a new watch, because its `watching` contains the changes.
+
+        They must not match the other prefixes of the connection.
+        """
         if self.waiting:
             self._watches.first_numbers[connection] = self._next_number
 
@@ -189,8 +217,9 @@ class WatchEvents:
     ) -> Iterator[int]:
         """Send encoded events to the watchers of a prefix in slices, and yield the number of steps of each slice.
 
-        `number` is that of the events. Connections that began to watch after them are omitted. The first slice includes `steps`, which the caller has executed and not yielded. Connections in `already_sent`
-        are omitted; each watcher that receives the events is added to it.
+        `number` is that of the events. Connections that have a greater first number are omitted. The first slice includes
+        `steps`, which the caller has executed and not yielded. Connections in `already_sent` are omitted; each watcher that
+        receives the events is added to it.
         """
         watchers = self._watches.prefixes.get(prefix, {})
         is_lagging, send_event = self._watches.is_lagging, self._outcome.send_event
@@ -236,6 +265,15 @@ class WatchEvents:
                 yield steps
                 steps = 0
         yield steps
+
+
+def _may_match(request: Request, prefixes: tuple[str, ...]) -> bool:
+    """Return whether events of a request may match one of the prefixes."""
+    if any(name.startswith(prefixes) for name in request.names()):
+        return True
+    subtrees = () if request.details is None else request.details.subtrees
+    parents = (*(subtree.removesuffix(WHOLE_NAMESPACE) for subtree in subtrees),)
+    return bool(parents) and any(prefix.startswith(parents) for prefix in prefixes)
 
 
 def _joined(events: list[bytes]) -> Iterator[bytes]:

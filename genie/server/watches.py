@@ -53,7 +53,8 @@ class WatchRegistry:
         self._prefixes_of: dict[Outbound, set[str]] = {}
         """All watched prefixes by connection."""
         self.first_numbers: dict[Outbound, int] = {}
-        """The number of the first events of each connection that began to watch while events waited. Empty if none wait."""
+        """The number of the first events that may be sent to each connection that changed its watches while events waited. The
+        earlier ones precede its watches, or do not match them. Empty if no events wait."""
 
     def add(self, connection: Outbound, prefix: str) -> str:
         """Add a watch and return "", or return why it was not added: there are too many, or no memory for it."""

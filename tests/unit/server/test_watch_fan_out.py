@@ -282,6 +282,116 @@ async def test_the_first_watch_of_a_connection_does_not_wait(steps: list[int], w
     assert not watches.first_numbers
 
 
+async def test_a_further_watch_waits_only_for_the_events_of_its_connection(steps: list[int], world: World) -> None:
+    watching, holder, late = watchers(world, "a", number=5_000), Client(world), Client(world)
+    late.send("watch", prefix="b/1")
+    await iterate(world, steps)
+    holder.lock("a/1")
+    late.send("watch", prefix="a")
+    late.send("unwatch", prefix="b/1")
+    late.send("watch", prefix="b/1")
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert late.commands() == ["watching", "watching", "unwatched", "watching"]
+    assert waiting_events(world).waiting, "it has not waited for the others"
+    holder.lock("a/2")
+    holder.send("request", resources=["exclusive:b/**"])
+    late.send("watch", prefix="c")
+    await iterate(world, steps)
+    await world.settle()
+    while are_events_left(world):  # noqa: ASYNC110 - each iteration sends a slice
+        await asyncio.sleep(0)
+    assert late.commands()[4:] == ["event", "event", "watching"], "the events precede the reply"
+    assert await events(world, late) == [("locked", "a/2"), ("locked", "b/**")]
+    for client in watching:
+        assert await events(world, client) == [("locked", "a/1"), ("locked", "a/2")]
+
+
+async def test_few_names_of_waiting_events_are_compared_in_an_iteration(
+    steps: list[int], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_events, "MAX_COMPARED_NAMES", 10)
+    compared, may_match = [0], watch_events._may_match
+
+    def count(request: Any, prefixes: tuple[str, ...]) -> bool:
+        compared[-1] += 1
+        return may_match(request, prefixes)
+
+    monkeypatch.setattr(watch_events, "_may_match", count)
+    watchers(world, "a", number=2_000)
+    holder, late = Client(world), Client(world)
+    late.send("watch", prefix="b")
+    await iterate(world, steps)
+    for number in range(40):
+        holder.lock(f"a/{number}")
+    late.send("watch", prefix="c")
+    for _ in range(30):
+        compared.append(0)
+        await asyncio.sleep(0)
+    assert late.commands() == ["watching", "watching"]
+    assert waiting_events(world).waiting
+    assert max(compared) == 10
+    assert 30 < sum(compared) <= 40, "each once"
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_watches_get_the_events_of_their_time(
+    seed: int, steps: list[int], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each client gets an event for each change while it watched the name, in the order of the changes and of its commands."""
+    chance = random.Random(seed)  # noqa: S311
+    watchers(world, "a", "b", number=150)
+    clients = [Client(world) for _ in range(20)]
+    expected: dict[Any, list[tuple[str, str]]] = {client.connection: [] for client in clients}
+    add, remove, publish = WatchRegistry.add, WatchRegistry.remove, watch_events.WatchEvents.publish
+
+    def record_add(watches: WatchRegistry, connection: Any, prefix: str) -> str:
+        expected[connection].append(("watching", prefix))
+        return add(watches, connection, prefix)
+
+    def record_remove(watches: WatchRegistry, connection: Any, prefix: str) -> None:
+        expected[connection].append(("unwatched", prefix))
+        remove(watches, connection, prefix)
+
+    def record_publish(waiting: watch_events.WatchEvents, request: Any, state: str) -> None:
+        (name,) = request.names()
+        for connection, messages in expected.items():
+            prefixes = waiting._watches.prefixes_of(connection)
+            parent = name.removesuffix("**")
+            if any(name.startswith(prefix) or (name != parent and prefix.startswith(parent)) for prefix in prefixes):
+                messages.append((state, name))
+        publish(waiting, request, state)
+
+    await iterate(world, steps)
+    monkeypatch.setattr(WatchRegistry, "add", record_add)
+    monkeypatch.setattr(WatchRegistry, "remove", record_remove)
+    monkeypatch.setattr(watch_events.WatchEvents, "publish", record_publish)
+    holder = Client(world)
+    names = ["a", "a/1", "a/1/x", "b", "b/2", "c", "c/1", "a/**", "c/**", "**"]
+    waited = 0
+    for _ in range(300):
+        if chance.random() < 0.5:
+            client = chance.choice(clients)
+            command = chance.choice(["watch", "watch", "unwatch"])
+            client.send(command, prefix=chance.choice(["", "a", "a/", "a/1", "b", "c", "c/1/x"]))
+        elif world.table.held and chance.random() < 0.6:
+            holder.send("release", id=next(iter(world.table.held)))
+        else:
+            holder.send("request", resources=[f"exclusive:{chance.choice(names)}"], queueTimeout=3_600_000)
+        if chance.random() < 0.7:
+            await asyncio.sleep(0)
+        waited += bool(waiting_events(world).waiting)
+    assert waited > 50
+    await world.settle()
+    for client in clients:
+        await events(world, client)
+        received = [
+            (payload["state"], payload["resource"]) if command == "event" else (command, payload["prefix"])
+            for command, payload in ((each["command"], each["payload"]) for each in client.received)
+        ]
+        assert received == expected[client.connection]
+
+
 async def test_watchers_lag_if_too_many_events_wait(
     steps: list[int], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
