@@ -319,6 +319,8 @@ class CommandScheduler:
         self.busy.clear()
         self.slow.clear()
         self._parked.clear()
+        self._paused.clear()
+        self._paused_counts.clear()
 
     def _run_light(self, light: deque[Peer], execute: Execute, now: float, end: float) -> float:
         """Run commands of the connections in `light` until none are left or the batch has reached its limit.

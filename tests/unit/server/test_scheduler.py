@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import pytest
 
@@ -440,6 +440,18 @@ def test_a_principal_with_few_long_commands_is_read_although_too_many_bytes_are_
         simulated.batch()
     assert not any(each.input_paused for each in simulated.connections.values())
     assert not simulated.scheduler._paused_counts
+
+
+def test_no_reference_to_a_connection_is_left_after_clear() -> None:
+    simulated = SlowSchedulerWithClock(max_bytes=100)
+    simulated.add_items("parked", [b"slow 1"], 10)
+    simulated.connections["parked"].write_blocked = True
+    simulated.batch()
+    for name in ("light", "paused", "slow"):
+        simulated.add(name, 1.0, size=scheduler_module.LIGHT_BYTES + 1)
+    simulated.scheduler.clear()
+    left = [name for name, value in vars(simulated.scheduler).items() if isinstance(value, Container) and value]
+    assert not left
 
 
 async def test_reading_resumes_from_some_connections_in_each_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
