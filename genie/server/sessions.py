@@ -560,15 +560,18 @@ class SessionTable:
             heapreplace(by_count, (negated_count + 1, number, name))
         return dropped
 
-    def remove(self, session: Session) -> list[int]:
-        """Remove an ended session with its retained replies. Return the ids of the requests of these replies."""
+    def drop_oldest_replies(self, session: Session, limit: int) -> list[int]:
+        """Drop the oldest retained replies of a session, at most `limit`. Return the ids of their requests."""
         dropped: list[int] = []
-        while session.retained_replies:
+        while session.retained_replies and len(dropped) < limit:
             dropped += self._drop_oldest_reply(session)
+        return dropped
+
+    def remove(self, session: Session) -> None:
+        """Remove an ended session, which retains no reply."""
         self._cancel_expiry(session)
         self._by_key.pop(session.key or "", None)
         session.end()
-        return dropped
 
     def expired(self, now: float, limit: int) -> list[Session]:
         """Return detached sessions whose timeout has passed, at most `limit`."""

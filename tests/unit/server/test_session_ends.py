@@ -19,6 +19,7 @@ MAX_EXPIRY_INSTRUCTIONS = 650_000
 @pytest.fixture(name="world")
 async def _world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(dispatcher, "MAX_ENDED_LOCKS", SLICE)
+    monkeypatch.setattr(dispatcher, "MAX_ENDED_REPLIES", SLICE)
     return World()
 
 
@@ -87,7 +88,7 @@ async def test_bye_is_answered_after_the_last_slice(world: World, secret: str | 
     assert "bye" not in leaving.commands()
     ended = await world.slices(other)
     assert max(ended) <= 4 * SLICE
-    assert max(world.store.changes[began:-1]) <= 2 * SLICE, "in its turn, and as a slow command; then the replies"
+    assert max(world.store.changes[began:]) <= 2 * SLICE, "in its turn, and as a slow command"
     assert leaving.commands()[-LOCKS - 1 :] == ["released"] * LOCKS + ["bye"]
     assert leaving.transport.is_ended
     (kept,) = world.table.held.values()
@@ -158,6 +159,47 @@ async def test_the_retained_replies_of_expired_sessions_count(world: World, monk
         await asyncio.sleep(0)
         counts.append(world.pipeline.session_count)
     assert max(before - after for before, after in pairwise(counts)) <= 2
+
+
+async def retain(world: World, client: Client, number: int = LOCKS) -> None:
+    """Let the session of a client retain the replies to requests that were released by their `ref`."""
+    client.send("hello", session=SECRET, sessionTimeout=1_000)
+    for ref in map(str, range(number)):
+        client.lock("a", ref=ref)
+        client.send("release", ref=ref)
+    await world.settle()
+    assert len(world.store.records) == number
+
+
+async def test_the_retained_replies_of_a_session_are_dropped_in_slices_after_bye(world: World) -> None:
+    leaving, other, again = Client(world), Client(world), Client(world)
+    await retain(world, leaving)
+    began = len(world.store.changes)
+    leaving.send("bye")
+    again.send("hello", session=SECRET, sessionTimeout=1_000)
+    assert "bye" not in leaving.commands()
+    assert not again.commands(), "a part of the replies would not identify all retries"
+    await world.slices(other)
+    assert max(world.store.changes[began:]) <= 2 * SLICE, "in its turn, and as a slow command"
+    assert leaving.commands()[-1] == "bye"
+    assert [message["payload"]["resumed"] for message in again.received] == [False]
+    assert not world.store.records
+
+
+async def test_the_retained_replies_of_an_expired_session_are_dropped_in_slices(world: World) -> None:
+    leaving, other, again = Client(world), Client(world), Client(world)
+    await retain(world, leaving)
+    leaving.connection.connection_lost(None)
+    await world.settle()
+    world.now, began = 2_000.0, len(world.store.changes)
+    expire(world.pipeline)
+    await asyncio.sleep(0)
+    assert 0 < len(world.store.records) < LOCKS
+    again.send("hello", session=SECRET, sessionTimeout=1_000)
+    await world.slices(other)
+    assert max(world.store.changes[began:]) <= 2 * SLICE, "in its turn, and as a slow command"
+    assert [message["payload"]["resumed"] for message in again.received] == [False]
+    assert (world.pipeline.session_count, len(world.store.records)) == (1, 0)
 
 
 async def test_a_hello_waits_for_the_end_of_an_expired_session(world: World) -> None:

@@ -117,7 +117,8 @@ def test_beyond_the_limit_of_all_sessions_the_oldest_reply_is_dropped(monkeypatc
     assert sessions.retain(second, terminal_reply(3, 3, "3")) == [0]
     assert second.find("3") is not None
     assert first.find("0") is None
-    assert sessions.remove(first) == [1, 2]
+    assert sessions.drop_oldest_replies(first, 9) == [1, 2]
+    sessions.remove(first)
     assert sessions.retain(second, terminal_reply(4, 4, "4")) == []
 
 
@@ -137,7 +138,8 @@ def test_a_detached_session_is_kept_only_if_there_is_something_to_resume() -> No
     sessions.detach(session, 10.5)
     assert sessions.expired(510, 1) == []
     assert sessions.expired(511, 1) == [session]
-    assert sessions.remove(session) == [1]
+    assert sessions.drop_oldest_replies(session, 9) == [1]
+    sessions.remove(session)
     assert list(sessions) == []
 
 
