@@ -64,6 +64,10 @@ class OpeningTurns:
             if self._remaining_s <= 0:
                 self._schedule()
 
+    def spend(self, seconds: float) -> None:
+        """Subtract a time that input takes later from the rest of this iteration. Called while the input is processed."""
+        self._remaining_s -= seconds
+
     def postpone(self, owner: Owner, process: Callable[[], None], *, later: bool = False) -> None:
         """Process input of an owner in a later iteration of the event loop, with `later` after the other input."""
         waiting = self._waiting_later if later else self._waiting

@@ -5,6 +5,9 @@ same moment, without authentication. OpenSSL accepts 100 KiB of certificates fro
 to 60 ms, before it verifies that a CA has signed them. So the bytes of a handshake are limited. After the handshake, 32 KiB of key updates take 10 ms, and 32 KiB of short records 2 ms. So
 each iteration of the event loop has a limited time for them.
 
+The end of a connection, or of its handshake, takes up to 40 µs. Thousands of clients may end theirs at the same moment, so the ends
+take turns, too.
+
 A server also counts the encrypted output that a client does not read.
 """
 
@@ -32,6 +35,10 @@ SHORT_INPUT_BYTES: Final = 1 << 10
 MAX_UNREAD_BYTES: Final = 64 << 10
 """Encrypted bytes of a connection beyond which nothing more is read from it after its turn, until they are decrypted."""
 
+END_S: Final = 0.000_04
+"""Assumed duration in seconds of the end of a connection or of a handshake, most of which follows in the next iteration of the event
+loop."""
+
 _TURN: ContextVar[Turn | None] = ContextVar("_TURN", default=None)
 """The turn of the connection whose handshake the current task runs."""
 
@@ -42,6 +49,7 @@ class TlsTurns:
     def __init__(self) -> None:
         self.handshakes = OpeningTurns()
         self.input = OpeningTurns()
+        self.ends = OpeningTurns()
 
 
 class Turn(asyncio.Protocol):
@@ -69,10 +77,16 @@ class Turn(asyncio.Protocol):
         """True if a step waits for a later iteration of the event loop."""
         self.is_paused = False
         """True if nothing is read from the client, because its input waits for its turn."""
+        self._below_tls: BelowTls | None = None
+        """The protocol of the transport since the handshake began."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Note the transport below TLS."""
         self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the cause does not matter
+        """Break the reference cycles of the connection: the context of its transport refers to this turn."""
+        self._transport = self._below_tls = None
 
     def data_received(self, data: bytes) -> None:
         """Keep the bytes that arrive outside of the handshake. Only those of a few reads: reading pauses."""
@@ -128,34 +142,57 @@ class Turn(asyncio.Protocol):
             self.is_paused = False
             self._transport.resume_reading()
 
-    def track_output(self, protocol: asyncio.BaseProtocol, high_bytes: int) -> EncryptedOutput:
+    def insert_below_tls(self) -> None:
+        """Insert a `BelowTls` between the transport and the TLS protocol of the event loop, if there is none yet."""
+        transport = self._transport
+        if self._below_tls is None and transport is not None:
+            self._below_tls = BelowTls(transport, cast("asyncio.BufferedProtocol", transport.get_protocol()), self)
+            transport.set_protocol(self._below_tls)
+
+    def end(self, step: Callable[[], object]) -> bool:
+        """End the connection or its handshake with `step`, now or in a later iteration of the event loop.
+
+        Return whether `step` was executed now.
+        """
+        ends, counted_step = self._turns.ends, partial(self._end_and_count, step)
+        if not ends.has_time:
+            ends.postpone(self.owner, counted_step)
+            return False
+        ends.run(counted_step)
+        return True
+
+    def _end_and_count(self, step: Callable[[], object]) -> None:
+        step()
+        self._turns.ends.spend(END_S)
+
+    def track_output(self, protocol: asyncio.BaseProtocol, high_bytes: int) -> BelowTls:
         """Pause the writing of `protocol` while the client leaves more than `high_bytes` of encrypted output unread.
 
         `protocol` is the protocol of the TLS connection. Called after the handshake.
         """
-        transport = self._transport
-        assert transport is not None  # noqa: S101 - set before the handshake
-        output = EncryptedOutput(transport, cast("asyncio.BufferedProtocol", transport.get_protocol()), protocol)
-        transport.set_write_buffer_limits(high=high_bytes)
-        transport.set_protocol(output)
-        return output
+        assert self._transport is not None  # noqa: S101 - set before the handshake
+        assert self._below_tls is not None  # noqa: S101 - set when the handshake began
+        self._transport.set_write_buffer_limits(high=high_bytes)
+        self._below_tls.protocol = protocol
+        return self._below_tls
 
 
-class EncryptedOutput(asyncio.BufferedProtocol):
-    """The output of a TLS connection that is encrypted, and that the client has not read.
+class BelowTls(asyncio.BufferedProtocol):
+    """The protocol between the TLS protocol of the event loop and the transport below it.
 
-    The TLS protocol of the event loop does not count it: as soon as a little of it is read, it passes all further output on
-    to the transport below TLS, and resumes the writing. So this protocol, between the two, pauses and resumes it, too.
+    It gives the end of the connection its turn. And it counts the output that is encrypted, and that the client has not read. The
+    TLS protocol does not count it: as soon as a little of it is read, it passes all further output on to the transport, and resumes
+    the writing. So this protocol pauses and resumes it, too.
     """
 
-    def __init__(
-        self, transport: asyncio.Transport, tls: asyncio.BufferedProtocol, protocol: asyncio.BaseProtocol
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, tls: asyncio.BufferedProtocol, turn: Turn) -> None:
         self._transport = transport
         """The transport below TLS."""
         self._tls = tls
         """The TLS protocol of the event loop."""
-        self._protocol = protocol
+        self._turn = turn
+        self.protocol: asyncio.BaseProtocol | None = None
+        """The protocol of the TLS connection, whose writing is paused, too. None if its output is not counted."""
         self.is_paused = False
         """True if the client has left much output unread. The TLS protocol must not resume the writing meanwhile."""
         self.is_end_unread = False
@@ -171,14 +208,15 @@ class EncryptedOutput(asyncio.BufferedProtocol):
         """Make the TLS protocol keep further output, and pause the writing."""
         self.is_paused = True
         self._tls.pause_writing()
-        self._protocol.pause_writing()
+        if self.protocol is not None:
+            self.protocol.pause_writing()
 
     def resume_writing(self) -> None:
         """Let the TLS protocol pass its output on. If that is not too much again, resume the writing."""
         self.is_paused = False
         self._tls.resume_writing()
-        if not self.is_paused:
-            self._protocol.resume_writing()
+        if self.protocol is not None and not self.is_paused:
+            self.protocol.resume_writing()
 
     def get_buffer(self, sizehint: int) -> Any:
         """Return the buffer of the TLS protocol."""
@@ -189,13 +227,34 @@ class EncryptedOutput(asyncio.BufferedProtocol):
         self._tls.buffer_updated(nbytes)
 
     def eof_received(self) -> bool:
-        """Pass the event on to the TLS protocol, which returns True if the connection stays open because input is unread."""
+        """Pass the event on to the TLS protocol if it is its turn.
+
+        Return True if the connection stays open, until its turn or because the TLS protocol has unread input.
+        """
+        if self._turn.end(self._receive_eof):
+            return self.is_end_unread
+        return True
+
+    def _receive_eof(self) -> None:
+        """Pass the end of the input on to the TLS protocol, and close the connection unless its input is unread."""
         self.is_end_unread = self._tls.eof_received() is True
-        return self.is_end_unread
+        if not self.is_end_unread:
+            self._transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass the event on to the TLS protocol."""
+        """Pass the event on to the TLS protocol, during the handshake when it is its turn.
+
+        After the handshake at once: otherwise the TLS protocol could write to the closed transport, which is an error.
+        """
+        if self._turn.is_handshake_complete:
+            self._lose(exc)
+        else:
+            self._turn.end(partial(self._lose, exc))
+
+    def _lose(self, exc: Exception | None) -> None:
+        """Pass the loss of the connection on to the TLS protocol."""
         self._tls.connection_lost(exc)
+        self._turn.connection_lost(exc)
 
 
 class TurnsObject(ssl.SSLObject):
@@ -210,6 +269,7 @@ class TurnsObject(ssl.SSLObject):
         if self.turn is None:
             super().do_handshake()
         else:
+            self.turn.insert_below_tls()
             self.turn.process(partial(self._continue_handshake, self.turn))
             self.turn.is_handshake_complete = True
 
@@ -300,7 +360,7 @@ async def accept_tls(
     except BaseException:
         plain.abort()
         raise
-    if transport is None or transport.is_closing():
+    if transport is None or transport.is_closing() or plain.is_closing():
         raise ConnectionResetError(CLOSED)
     protocol = make_protocol()
     transport.set_protocol(protocol)

@@ -33,7 +33,7 @@ from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionSta
 from genie.server.rejections import unavailable
 from genie.server.unread_output import WRITE_BUFFER_BYTES
 from genie.tls import certificate_name
-from genie.tls_accept import EncryptedOutput, TurnsObject
+from genie.tls_accept import BelowTls, TurnsObject
 
 if TYPE_CHECKING:
     from genie.config import Limits
@@ -114,7 +114,7 @@ class Connection(Peer, asyncio.Protocol):
         self.certificate: str | None = None
         """The name in the client's verified certificate. None without a certificate, or if a token authenticated the client."""
         self._transport: asyncio.Transport | None = None
-        self._encrypted_output: EncryptedOutput | None = None
+        self._encrypted_output: BelowTls | None = None
         """The output below TLS that the client has not read. None without TLS."""
         self._lines = LineReader(limits.max_line)
         """Splits the input into lines, and keeps the incomplete last line."""

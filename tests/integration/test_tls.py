@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import ssl
+import struct
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +28,7 @@ from structlog.testing import capture_logs
 
 import genie
 import genie.sync
-from genie import opening_turns
+from genie import opening_turns, tls_accept
 from genie.client.config import ClientOptions, parse_addresses
 from genie.config import Settings
 from genie.errors import Unavailable
@@ -260,6 +261,76 @@ def test_handshakes_at_the_same_moment_take_turns(
     monkeypatch.setattr(ssl.SSLObject, "do_handshake", count)
     monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
     run(work())
+
+
+@pytest.mark.parametrize(("established", "reset"), [(False, False), (False, True), (True, False)])
+def test_connections_that_are_lost_at_the_same_moment_end_in_turns(
+    run: Callable[[Any], Any],
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    established: bool,
+    reset: bool,
+) -> None:
+    """The end of 9,000 handshakes takes 0.4 s, and their clients need no token."""
+
+    def connect(address: tuple[str, int]) -> socket.socket:
+        sock = socket.create_connection(address)
+        if reset:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return certificates.context().wrap_socket(sock, server_hostname="localhost") if established else sock
+
+    async def work() -> None:
+        async with serving(certificates) as (server, address):
+            clients = [await asyncio.to_thread(connect, address) for _ in range(20)]
+            await until(lambda: len(server.connections) == len(clients))
+            for _ in range(5 * len(clients)):  # until all handshakes have begun
+                await asyncio.sleep(0)
+            for client in clients:
+                client.close()
+            left = len(clients)
+            while left:
+                await asyncio.sleep(0)
+                before, left = left, len(server.connections)
+                assert before - left <= 2
+            assert b"pong" in await exchange(address, certificates.context())
+
+    monkeypatch.setattr(opening_turns, "OPENING_BATCH_S", 0.0)
+    run(work())
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("established", [False, True])
+def test_a_lost_connection_is_freed(certificates: Certificates, established: bool, reset: bool) -> None:
+    """The garbage collector hardly ever reads all objects: otherwise clients without a token fill the memory."""
+
+    def living() -> int:
+        return sum(isinstance(each, tls_accept.Turn) for each in gc.get_objects())
+
+    async def work() -> int:
+        async with serving(certificates) as (server, address):
+            before = living()
+            for _ in range(20):
+                context = certificates.context() if established else None
+                reader, writer = await asyncio.open_connection(*address, ssl=context)
+                writer.write(PING if established else b"\x16\x03\x01")  # the begin of a handshake
+                await until(lambda: len(server.connections) == 1)
+                if established:
+                    assert b"pong" in await reader.readline()
+                if reset:
+                    writer.transport.abort()
+                else:
+                    writer.close()
+                await until(lambda: not len(server.connections))
+            await asyncio.sleep(0.1)
+            return living() - before
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # an error of asyncio refers to itself
+            assert runner.run(work()) <= 2, "the event loop may keep the last ones"
+    finally:
+        gc.enable()
 
 
 def test_long_input_takes_turns(
