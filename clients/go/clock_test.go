@@ -11,6 +11,7 @@ import (
 	"math/big"
 	"net"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -396,4 +397,84 @@ func TestCallsFailFast(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The source of a token, and a lookup, may not end: the next round follows nevertheless.
+func TestATokenSourceThatIgnoresItsContextFailsOneAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, onlyServer)
+		config := network.config(Config{Addresses: []string{onlyServer}, ConnectTimeout: time.Minute})
+		blocked := make(chan struct{})
+		var calls atomic.Int32
+		config.TokenSource = func(context.Context) (string, error) {
+			if calls.Add(1) == 1 {
+				<-blocked
+			}
+			return "token", nil
+		}
+		dialled := start(func() (*Client, error) { return Dial(background, config) })
+		failed := <-network.servers[onlyServer]
+		p := <-network.servers[onlyServer]
+		p.welcome()
+		client, err := dialled()
+		defer network.close(client, failed, p)
+		close(blocked)
+		if passed := time.Since(network.begin); err != nil || passed > maxAttempt+time.Second {
+			t.Fatal(err, passed)
+		}
+	})
+}
+
+func TestALookupThatDoesNotEndFailsOneAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, onlyServer)
+		config := network.config(Config{Addresses: []string{"genie"}, ConnectTimeout: time.Minute})
+		calls := 0
+		config.lookUpHost = func(ctx context.Context, host string) ([]string, error) {
+			if calls++; calls == 1 {
+				<-ctx.Done()
+			}
+			return []string{"10.0.0.1"}, ctx.Err()
+		}
+		dialled := start(func() (*Client, error) { return Dial(background, config) })
+		p := <-network.servers[onlyServer]
+		p.welcome()
+		client, err := dialled()
+		defer network.close(client, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestACallWhoseCallerHasGivenUpIsNotRepeated(t *testing.T) {
+	world(t, Config{ResponseTimeout: time.Second}, func(t *testing.T, p *peer, client *Client) {
+		_, err := client.Inspect(background, Query{})
+		expectError(t, err, ErrUnavailable)
+		p.send(error1("unavailable", p.expect("inspect").text("ref")))
+		time.Sleep(time.Second)
+		extended := start(func() (bool, error) { return true, client.ExtendID(background, 17, time.Minute) })
+		p.send(error1("unknown-id", p.expect("extend").text("ref")))
+		if _, err := extended(); err == nil {
+			t.Fatal("the error was not reported")
+		}
+	})
+}
+
+func TestTheWaitToSendAndTheWaitForTheAnswerHaveOneTimeout(t *testing.T) {
+	world(t, Config{ResponseTimeout: time.Second}, func(t *testing.T, p *peer, client *Client) {
+		client.mu.Lock()
+		client.conn.output = make([]byte, maxUnsent+1)
+		client.mu.Unlock()
+		time.AfterFunc(700*time.Millisecond, func() {
+			client.mu.Lock()
+			defer client.mu.Unlock()
+			client.conn.takeOutput()
+		})
+		begin := time.Now()
+		expectError(t, client.ExtendID(background, 17, time.Minute), ErrUnavailable)
+		if passed := time.Since(begin); passed != time.Second {
+			t.Fatal(passed)
+		}
+	})
 }

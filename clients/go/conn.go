@@ -64,6 +64,18 @@ func (c *Client) newConn(a address) *conn {
 	return conn
 }
 
+// attempt makes the handshake. It also ends with the connection if the source of the token or of TLS does not return.
+func (conn *conn) attempt(hostPort string) error {
+	ended := make(chan error, 1)
+	go func() { ended <- conn.handshake(hostPort) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-conn.ctx.Done():
+		return context.Cause(conn.ctx)
+	}
+}
+
 // handshake opens the connection, and waits until the server accepts `hello`.
 func (conn *conn) handshake(hostPort string) error {
 	if err := conn.dial(hostPort); err != nil {

@@ -133,7 +133,9 @@ func (r *round) add(a address) {
 		r.lookUps++
 		go func() {
 			var endpoints []endpoint
-			hosts, err := r.client.config.lookUpHost(r.ctx, a.host)
+			ctx, cancel := context.WithTimeout(r.ctx, maxAttempt)
+			defer cancel()
+			hosts, err := r.client.config.lookUpHost(ctx, a.host)
 			if err != nil {
 				hosts = []string{a.host} // the attempt fails in the same way
 			}
@@ -158,7 +160,7 @@ func (r *round) start() bool {
 	conn := r.client.newConn(next.address)
 	r.attempts[conn] = true
 	go func() {
-		if conn.err = conn.handshake(next.hostPort); conn.err != nil {
+		if conn.err = conn.attempt(next.hostPort); conn.err != nil {
 			conn.timer.Stop()
 			conn.close(conn.err)
 			conn.err = context.Cause(conn.ctx) // for example that the handshake takes too long

@@ -42,7 +42,8 @@ type call struct {
 	line       []byte
 	lock       *Lock     // of a request, an extend and most releases
 	watch      *Watch    // of a watch
-	background bool      // no caller waits: it is not sent again on another connection, unless it is a release
+	background bool      // no caller waits: it is not sent again on another connection, unless it is a release or bye
+	isGivenUp  bool      // its caller has got an error: it is not repeated, unless it is a release
 	sentAt     time.Time // zero: it was not sent. See write
 	retries    int       // after the error `unavailable`
 	id         int64     // of the release of a cancelled request: the lock that was granted nevertheless
@@ -99,7 +100,7 @@ func (c *Client) execute(ctx context.Context, r *call, timeout time.Duration) (*
 	if err := c.submit(ctx, r, timeout); err != nil {
 		return nil, err
 	}
-	return c.wait(ctx, r, timeout)
+	return c.wait(ctx, r, timeout-time.Since(start))
 }
 
 // submit sends a command. While too many bytes are unsent, it waits, at most for a timeout.
@@ -231,7 +232,7 @@ func (c *Client) finish(r *call, err error) {
 func (c *Client) abandon(r *call, err error) {
 	isRequest := r.name == "request"
 	if r.name == "release" || !isRequest && c.conn != nil {
-		r.background = true // an extend that was sent may still change the lock
+		r.background, r.isGivenUp = true, true // an extend that was sent may still change the lock
 		return
 	}
 	c.finish(r, err) // without a connection, nothing would remove it before the next one
@@ -463,7 +464,7 @@ func (c *Client) onError(conn *conn, r *call, err *RejectedError) {
 	switch {
 	case r == nil:
 		c.warn("the server sent an error", "code", err.Code, "message", err.Message)
-	case err.Code == "unavailable": // the server cannot reach its store, and has not executed the command
+	case err.Code == "unavailable" && (!r.isGivenUp || r.name == "release"): // the server cannot reach its store, and has not executed the command
 		time.AfterFunc(backoff(r.retries), func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
