@@ -95,7 +95,7 @@ func (tx *Tx) attempt(ctx context.Context, fn func(ctx context.Context, tx *Tx) 
 }
 
 // Lock locks the resources for the rest of the transaction, all at once. If one lock of the transaction has them already, Lock
-// returns it at once. Each call locks further units.
+// returns it at once. Each call locks further units. If the transaction ends first, or loses a lock, the request is cancelled.
 func (tx *Tx) Lock(ctx context.Context, resources ...string) (*Lock, error) {
 	resources = withModes(resources)
 	held := tx.ask(resources)
@@ -105,7 +105,13 @@ func (tx *Tx) Lock(ctx context.Context, resources ...string) (*Lock, error) {
 	if held != nil {
 		return held, nil
 	}
-	lock, err := tx.client.Acquire(ctx, resources, tx.opts...)
+	wait, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(tx.ctx, cancel)()
+	lock, err := tx.client.Acquire(wait, resources, tx.opts...)
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		return nil, context.Cause(tx.ctx)
+	}
 	if err != nil {
 		return nil, err
 	}

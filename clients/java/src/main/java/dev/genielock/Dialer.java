@@ -83,7 +83,7 @@ final class Dialer {
     private Optional<GenieException> onFailed(Round round) {
         if (!round.isRejected || round.rejected == null) return Optional.empty();
         if (!session.isEntered) return Optional.of(round.rejected);
-        session.abandonRequests(round.rejected); // it may be temporary, for example while tokens are exchanged
+        session.abandonRequests(lock -> true, round.rejected); // it may be temporary, for example while tokens are exchanged
         return Optional.empty();
     }
 

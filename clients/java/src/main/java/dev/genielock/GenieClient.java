@@ -1,6 +1,7 @@
 package dev.genielock;
 
 import java.time.Duration;
+import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -348,9 +349,22 @@ public final class GenieClient implements AutoCloseable {
 
     long responseTimeout() { return session.config.responseTimeout(); }
 
+    /** Cancels the waiting requests for these locks. Their callers get the error. */
+    void cancel(Collection<Lock> locks, GenieException failure) {
+        if (!locks.isEmpty()) session.abandonRequests(locks::contains, failure);
+    }
+
     /** Waits for a lock. The options include the defaults, and the resources their modes. */
-    Lock acquire(LockOptions options, List<String> resources, Object... fields) throws InterruptedException {
-        var lock = new Lock(session, options, resources);
+    private Lock acquire(LockOptions options, List<String> resources, Object... fields) throws InterruptedException {
+        return acquire(newLock(options, resources), fields);
+    }
+
+    /** Returns a lock that was not requested. */
+    Lock newLock(LockOptions options, List<String> resources) { return new Lock(session, options, resources); }
+
+    /** Waits for a lock. */
+    Lock acquire(Lock lock, Object... fields) throws InterruptedException {
+        LockOptions options = lock.options;
         session.execute("request", options.request(fields), lock, options.limit(session.config.responseTimeout()));
         if (lock.isLate) { // it is unknown how long the lock is held
             try {
@@ -365,7 +379,7 @@ public final class GenieClient implements AutoCloseable {
 
     /** Requests a lock. The options include the defaults, and the resources their modes. */
     private CompletableFuture<Lock> acquireAsync(LockOptions options, List<String> resources, Object... fields) {
-        var lock = new Lock(session, options, resources);
+        var lock = newLock(options, resources);
         return session.executeAsync("request", options.request(fields), lock, options.limit(session.config.responseTimeout()),
                 () -> lock.isLate
                         ? lock.extendAsync(options.transactionTimeout()).thenApply(extended -> lock)

@@ -17,6 +17,7 @@ import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
+import java.util.function.Predicate;
 import java.util.function.Supplier;
 
 /**
@@ -116,7 +117,7 @@ final class Session {
     List<Lock> stopCalls() {
         try (var held = mutex.hold()) {
             closed = closed == null ? new ClientClosedException() : closed;
-            abandonRequests(closed);
+            abandonRequests(lock -> true, closed);
             return new ArrayList<>(locks.values());
         }
     }
@@ -300,11 +301,11 @@ final class Session {
         lastFailure = new IOException(address + ": " + cause.getMessage(), cause);
     }
 
-    /** Cancels the waiting requests, whose callers get the error. */
-    void abandonRequests(GenieException failure) {
+    /** Cancels the waiting requests for some locks. Their callers get the error. */
+    void abandonRequests(Predicate<Lock> isChosen, GenieException failure) {
         try (var held = mutex.hold()) {
             for (Call call : openCalls()) {
-                if (call.isRequest()) abandon(call, failure);
+                if (call.isRequest() && isChosen.test(call.lock)) abandon(call, failure);
             }
         }
     }

@@ -3,9 +3,11 @@ package dev.genielock;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
@@ -19,6 +21,7 @@ public final class Transaction {
     private final LockOptions options;
     private final Mutex mutex = new Mutex();
     private final List<Lock> locks = new ArrayList<>();
+    private final Set<Lock> requested = new HashSet<>(); // by threads that wait
     private final Map<String, Demand> wanted; // the strongest demands of all earlier attempts, by name
     private final Map<String, Demand> asked = new HashMap<>(); // those of this attempt; units are added up
     private final Map<String, Demand> reserved = new HashMap<>(); // units of the first request of a repeated attempt, not asked for yet
@@ -81,10 +84,13 @@ public final class Transaction {
     /** Releases the locks. Throws an exception if one of them was lost. An interrupt ends the wait, and remains set. */
     private void end() {
         List<Lock> all;
+        List<Lock> late;
         try (var held = mutex.hold()) {
             isEnded = true;
             all = List.copyOf(locks);
+            late = List.copyOf(requested);
         }
+        client.cancel(late, new LockEndedException("the transaction has ended"));
         all.forEach(lock -> lock.drop(false)); // together, before the first wait
         long end = System.nanoTime() + client.responseTimeout();
         for (Lock lock : all) lock.awaitRelease(end);
@@ -93,7 +99,7 @@ public final class Transaction {
 
     /**
      * Locks resources for the rest of the transaction, all at once. If one lock of the transaction has them already, it is returned
-     * at once. Each call locks further units.
+     * at once. Each call locks further units. If the transaction ends first, the request is cancelled.
      *
      * @param resources as in {@link Resources}
      * @return the lock. It need not be closed: it is released at the end of the transaction
@@ -105,9 +111,24 @@ public final class Transaction {
     public Lock lock(String... resources) throws InterruptedException {
         List<String> list = Resources.withModes(resources);
         Optional<Lock> covering = ask(list);
-        ensureHeld();
-        if (covering.isPresent()) return covering.get();
-        Lock lock = client.acquire(options, list, "resources", list);
+        Lock lock = client.newLock(options, list);
+        try (var held = mutex.hold()) {
+            ensureHeld();
+            if (covering.isPresent()) return covering.get();
+            requested.add(lock);
+        }
+        try {
+            client.acquire(lock, "resources", list);
+            return keep(lock);
+        } finally {
+            try (var held = mutex.hold()) {
+                requested.remove(lock);
+            }
+        }
+    }
+
+    /** Keeps a granted lock until the end of the transaction. If that has come, it releases the lock. */
+    private Lock keep(Lock lock) {
         try (var held = mutex.hold()) {
             if (isEnded) {
                 lock.drop(false);

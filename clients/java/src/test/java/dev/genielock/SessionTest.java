@@ -193,6 +193,23 @@ class SessionTest {
     }
 
     @Test
+    void theEndOfATransactionCancelsTheRequestsOfItsOtherThreads() throws Exception {
+        var late = new CompletableFuture<Lock>();
+        client.transaction(transaction -> {
+            new Thread(() -> {
+                try {
+                    late.complete(transaction.lock("late"));
+                } catch (InterruptedException | GenieException e) {
+                    late.completeExceptionally(e);
+                }
+            }).start();
+            peer.expect("request");
+        });
+        assertInstanceOf(LockEndedException.class, failure(late));
+        peer.expect("release");
+    }
+
+    @Test
     void closeReportsLocksAsLost() throws Exception {
         var granted = client.lockAsync(LockOptions.of().releaseOnDisconnect(), "a");
         peer.grant(7);
