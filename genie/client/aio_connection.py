@@ -645,6 +645,7 @@ class AsyncConnection:
     async def release(self, release: Release) -> str:
         """Send a release by id, now or on the next connection, and wait for the reply as `wait_for_release` does."""
         self.check_open()
+        self.check_not_ended()
         self.session.send(release, clock.now())
         return await self.wait_for_release(release)
 
@@ -686,7 +687,7 @@ class AsyncConnection:
     def start_watch(self, watch: Watch) -> None:
         """Subscribe a watch before its first change is awaited. Raises RequestRejected if the client has ended."""
         self.check_open()
-        self._check_not_ended()
+        self.check_not_ended()
         self.session.watches.request_next(watch, clock.now())
         self.flush_soon()
 
@@ -707,7 +708,7 @@ class AsyncConnection:
         Raises RuntimeError if another caller waits for a change of the same watch, and RequestRejected if the client has ended.
         """
         self.check_open()
-        self._check_not_ended()
+        self.check_not_ended()
         if watch.future is not None:
             raise RuntimeError(
                 "another caller already waits for the next change of this watch: call client.watch() for each caller"
@@ -739,8 +740,11 @@ class AsyncConnection:
         if rejection is not None:
             raise rejection
 
-    def _check_not_ended(self) -> None:
-        """Raise the error that ended the client, if there is one: the client does not connect again, so a watch would wait."""
+    def check_not_ended(self) -> None:
+        """Raise the error that ended the client, if there is one.
+
+        The client does not connect again, so a watch would wait, and releases would fill the memory.
+        """
         if self.session.handshake.has_ended:
             self.check_not_rejected()
 

@@ -473,6 +473,7 @@ class SyncConnection:
     def _send_release(self, release: Release, handover: Handover[str]) -> None:
         """Send a release by id, now or on the next connection. The reply completes `handover`."""
         self.aio.check_open()
+        self.aio.check_not_ended()
         self.aio.send(release, handover)
 
     def _send_lock_release(self, request: Request, handover: Handover[str]) -> None:

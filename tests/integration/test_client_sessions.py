@@ -13,6 +13,7 @@ import pytest
 import genie as genie_module
 from genie import Client, ConnectionLost, LockLost, QueueTimeout, RequestRejected, Unavailable, connect, sync
 from support.network.clocks import LONG_TIMEOUTS
+from support.network.fake_server import error, fake_server
 from support.network.proxy import CutPosition, Decide, lines, proxy
 from support.network.wire import Wire
 from support.processes.servers import WAIT_S, Genie, Redis, running_server
@@ -209,6 +210,24 @@ async def test_two_processes_with_one_session_find_out(genie):
         async with (other if loser is one else one).lock("a"):
             pass
     assert genie.until("session taken over repeatedly")["takeovers"] == 3
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_a_client_that_has_ended_rejects_releases_by_id(threads):
+    async with fake_server() as fake:
+        client = sync.connect("127.0.0.1", fake.port) if threads else connect("127.0.0.1", fake.port)
+        await (asyncio.to_thread(client.__enter__) if threads else client.__aenter__())
+        for _ in range(3):
+            line = await fake.accept()
+            line.last = ""  # not the answer to a command
+            line.say(error("session-taken-over"))
+            await line.rest()
+        for _ in range(2):
+            with pytest.raises(RequestRejected, match="session-taken-over"):
+                await (asyncio.to_thread(client.release, 5) if threads else client.release(5))
+        connection = client._connection.aio if threads else client._connection
+        assert not connection.session.calls.deferred_releases
+        await (asyncio.to_thread(client.close) if threads else client.close())
 
 
 async def test_an_invalid_secret_is_rejected_before_anything_is_sent():
