@@ -307,8 +307,8 @@ CLIENT_MUTANTS: Final = [
     Mutant(
         "close sends no bye",
         "client/aio_connection.py",
-        "            if self.session.up:\n",
-        "            if False:\n",
+        "            if self.session.handshake.phase in (Phase.RESUMING, UP):",
+        "            if False:",
         source="14",
     ),
     Mutant(

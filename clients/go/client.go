@@ -45,6 +45,7 @@ type Client struct {
 	isEntered    bool      // Dial does not wait any more
 
 	mu           sync.Mutex
+	served       *conn            // the connection whose `hello` was accepted; nil: there is none
 	conn         *conn            // the connection whose handshake is complete; nil: there is none
 	calls        map[string]*call // the commands without an answer, by ref
 	unknownLocks int              // the unanswered releases of locks that this client has not requested
@@ -175,7 +176,7 @@ func (c *Client) Close() error {
 		}
 		c.closed = ErrClosed
 		c.abandonRequests(ErrClosed)
-		conn, bye := c.conn, c.sendBackground("bye", &fields{}, nil)
+		conn, bye := c.served, c.sendBackground("bye", &fields{}, nil)
 		if len(kept) > 0 {
 			c.warn("the client is closed and leaves locks held", "locks", kept)
 		}

@@ -478,3 +478,37 @@ func TestTheWaitToSendAndTheWaitForTheAnswerHaveOneTimeout(t *testing.T) {
 		}
 	})
 }
+
+func TestCloseDuringAResumptionSendsByeAfterIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, onlyServer)
+		dialled := start(func() (*Client, error) {
+			return Dial(background, network.config(Config{Addresses: []string{onlyServer}}))
+		})
+		first := <-network.servers[onlyServer]
+		first.welcome()
+		client, err := dialled()
+		if err != nil {
+			t.Fatal(err)
+		}
+		waits := acquire(client, "waits")
+		ref := first.expect("request").text("ref")
+		first.Close()
+		p := <-network.servers[onlyServer]
+		defer network.close(client, p)
+		p.expect("hello")
+		p.send(`{"command":"welcome","payload":{"protocol":1,"namespace":"genie","resumed":true,"quiet":true}}`)
+		ping := p.expect("ping").text("ref")
+		synctest.Wait()
+		closed := start(func() (bool, error) { return true, client.Close() })
+		_, err = waits()
+		expectError(t, err, ErrClosed)
+		synctest.Wait()
+		p.send(fmt.Sprintf(`{"command":"pong","payload":{"ref":%q}}`, ping))
+		if released := p.expect("release").text("ref"); released != ref {
+			t.Fatal(released)
+		}
+		p.send(fmt.Sprintf(`{"command":"bye","payload":{"ref":%q}}`, p.expect("bye").text("ref")))
+		_, _ = closed()
+	})
+}

@@ -203,11 +203,15 @@ func (c *Client) leaderOf(a address, err error) (leader address) {
 func (c *Client) serve(conn *conn) error {
 	next := slices.Index(c.addresses, conn.address) + 1 // the next round begins with the address after it
 	c.addresses = slices.Concat(c.addresses[next:], c.addresses[:next])
+	c.mu.Lock()
+	c.served = conn
+	c.mu.Unlock()
 	err := conn.read()
 	conn.close(err)
 	conn.timer.Stop()
 	err = context.Cause(conn.ctx)
 	c.mu.Lock()
+	c.served = nil
 	wasUp, isClosed := c.conn == conn, c.closed != nil
 	if wasUp {
 		c.disconnect()

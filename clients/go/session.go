@@ -97,6 +97,7 @@ func (c *Client) execute(ctx context.Context, r *call, timeout time.Duration) (*
 	if err := r.fields.check(r.line); err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	if err := c.submit(ctx, r, timeout); err != nil {
 		return nil, err
 	}
@@ -301,7 +302,7 @@ func (c *Client) resume(conn *conn) {
 func (c *Client) sendAgain(r *call) {
 	isNewSession := !c.conn.resumed
 	switch {
-	case r.background && r.name != "release":
+	case r.background && r.name != "release" && r.name != "bye":
 		c.finish(r, nil)
 	case r.name == "extend" && r.lock != nil && r.lock.err != nil:
 		c.finish(r, r.lock.err)

@@ -28,7 +28,7 @@ from genie.client.config import (
 )
 from genie.client.durations import to_seconds
 from genie.client.failover import ServerList
-from genie.client.handshake import UP
+from genie.client.handshake import UP, Phase
 from genie.client.requests import is_unknown_id
 from genie.client.session import ClientSession
 from genie.client.watches import Watch
@@ -465,7 +465,7 @@ class AsyncConnection:
                     async with asyncio.timeout(self.session.calls.response_timeout):
                         await self._release_and_wait(unbound)
             _warn_of_held_locks(unbound, hint)
-            if self.session.up:
+            if self.session.handshake.phase in (Phase.RESUMING, UP):  # a `bye` waits for the end of the resumption
                 async with asyncio.timeout(min(BYE_TIMEOUT_S, self.session.calls.response_timeout)):
                     await self._send_and_wait(Bye())
         except (TimeoutError, GenieError):

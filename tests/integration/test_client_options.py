@@ -10,8 +10,9 @@ import pytest
 
 from genie import Client, ConnectionLost, Deadlock, Disconnected, LockLost, QueueTimeout, RequestRejected, connect, sync
 from genie.client import clock
+from genie.client.handshake import Phase
 from genie.client.note import default_note
-from support.network.fake_server import fake_server, released
+from support.network.fake_server import PONG, fake_server, released
 from support.processes.servers import WAIT_S, Genie
 
 
@@ -314,6 +315,31 @@ class TestClose:
                 await closing
                 with pytest.raises(ConnectionLost):
                     await task
+
+    async def test_during_a_resumption_sends_bye_after_it(self):
+        async with asyncio.timeout(WAIT_S), fake_server() as fake:
+            fake.polite = False
+            async with connect("127.0.0.1", fake.port, response_timeout=WAIT_S) as client:
+                line = await fake.accept()
+                task = asyncio.create_task(client.acquire("a"))
+                ref = (await line.expect("request"))["ref"]
+                fake.silent = True
+                line.cut()
+                line = await fake.accept()
+                await line.expect("hello")
+                await line.expect("ping")
+                fields = '"protocol":1,"server":"fake/1","namespace":"n","resumed":true,"quiet":true'
+                line.say(f'{{"command":"welcome","payload":{{{fields}}}}}')
+                while client._connection.session.handshake.phase is not Phase.RESUMING:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                closing = asyncio.create_task(client.close())
+                with pytest.raises(ConnectionLost):
+                    await task
+                line.say(PONG)
+                assert await line.expect("release") == {"ref": ref}
+                await line.expect("bye")
+                line.say('{"command":"bye","payload":{}}')
+                await closing
 
     async def test_a_reopened_client_can_release_the_lock_by_id(self, genie, other):
         client = connect(*genie.address)

@@ -241,7 +241,7 @@ export class Session implements ConnectionHandler {
       // then their signals are aborted.
       else if (request.options.isBoundToSession && request.state === 'held') this.#lose(request, 'disconnected');
     }
-    if (this.#phase === 'up') {
+    if (this.#phase !== 'down') {
       this.#bye = this.#command('bye', {}, undefined, Math.min(BYE_TIMEOUT, this.#responseTimeout));
       await this.#bye.promise.catch(() => {});
     }

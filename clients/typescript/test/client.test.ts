@@ -791,6 +791,25 @@ test('close says bye and fails what waits', async () => {
   await client.close();
 });
 
+test('close during a resumption says bye after it', async () => {
+  await using fake = await connected();
+  const { client, connection, server } = fake;
+  const waiting = client.acquire('a').catch((error: unknown) => error);
+  const { ref } = await connection.expect('request');
+  connection.socket.destroy();
+  const next = await server.accept();
+  await next.expect('hello');
+  const ping = await next.expect('ping');
+  next.send('welcome', { protocol: 1, pingInterval: 30_000, namespace: 'genie', quiet: true, resumed: true });
+  await sleep(100);
+  const closing = client.close();
+  assert.ok((await waiting) instanceof ClosedError);
+  next.send('pong', ping);
+  assert.equal((await next.expect('release')).ref, ref);
+  next.send('bye', await next.expect('bye'));
+  await closing;
+});
+
 test('requests wait while the server does not read, and are sent in order when it reads', async () => {
   await using fake = await connected();
   const { client, connection } = fake;

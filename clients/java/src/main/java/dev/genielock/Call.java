@@ -24,7 +24,7 @@ final class Call extends Waited<Wire.Message> {
     boolean isForeground;
     /** The connection to which its caller must write the line; null: none, the writer of the connection does. */
     Connection direct;
-    /** No caller waits: it is not sent again on another connection, unless it is a release. */
+    /** No caller waits: it is not sent again on another connection, unless it is a release or bye. */
     boolean isBackground;
     /** Its caller has got an error: it is not repeated, unless it is a release. */
     boolean isGivenUp;

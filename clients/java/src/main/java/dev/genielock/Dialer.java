@@ -59,6 +59,9 @@ final class Dialer {
         if (Thread.currentThread() != thread) ended.awaitUninterruptibly(System.nanoTime() + Long.MAX_VALUE);
     }
 
+    /** Returns the connection whose {@code hello} was accepted, or null. */
+    Connection served() { return served; }
+
     private void run() {
         Optional<GenieException> end = Optional.empty();
         try {
@@ -104,6 +107,7 @@ final class Dialer {
         if (!(cause instanceof IOException || cause instanceof GenieException)) { // for example no memory for a thread
             session.config.logger().log(Level.ERROR, "the client failed to handle a message", cause);
         }
+        served = null; // before the session ends what waits for this connection
         if (session.onDown(conn, cause)) emit(ConnectionEvent.State.DOWN, conn.address, Optional.of(cause));
         leader = leaderOf(conn.address, cause);
         boolean isTakenOver = cause instanceof RejectedException rejected && rejected.code().equals(Session.TAKEN_OVER);

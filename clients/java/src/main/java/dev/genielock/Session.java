@@ -101,7 +101,7 @@ final class Session {
                         kept.add(lock.id());
                     }
                 }
-                last = connection;
+                last = dialer.served();
                 bye = sendBackground("bye", null);
             }
         }
@@ -285,9 +285,9 @@ final class Session {
         try (var held = mutex.hold()) {
             isClosed = closed != null;
             wasUp = connection == conn;
+            finish(bye, null);
             if (wasUp) {
                 connection = null;
-                finish(bye, null);
                 if (clock.now() - conn.helloAt >= STABLE_AFTER) failedRounds.set(0);
                 outputTaken.signalAll(); // the commands that were not written are sent again
                 for (Watch watch : watches) watch.onDisconnected();
@@ -419,7 +419,7 @@ final class Session {
     /** Sends a command without an answer on a new connection, unless it has become useless. */
     private void sendAgain(Call call) {
         boolean isNewSession = !connection.isResumed;
-        if (call.isBackground && !call.isRelease()) {
+        if (call.isBackground && !call.isRelease() && call != bye) {
             finish(call, null);
         } else if (call.isExtend() && call.lock.ended != null) {
             finish(call, call.lock.ended);

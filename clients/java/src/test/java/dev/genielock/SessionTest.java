@@ -193,6 +193,24 @@ class SessionTest {
     }
 
     @Test
+    void closeDuringAResumptionSaysByeAfterIt() throws Exception {
+        var waiting = client.lockAsync("a");
+        var ref = peer.expect("request").get("ref");
+        peer.close();
+        peer = server.accept();
+        peer.expect("hello");
+        peer.expect("ping");
+        peer.send("welcome", "{\"protocol\":1,\"namespace\":\"genie\",\"quiet\":true,\"resumed\":true}");
+        Thread.sleep(200);
+        var closed = CompletableFuture.runAsync(client::close);
+        assertInstanceOf(ClientClosedException.class, failure(waiting));
+        peer.send("pong", "{\"ref\":\"resume\"}");
+        assertEquals(ref, peer.expect("release").get("ref"));
+        peer.answer("bye", "ref", peer.expect("bye").get("ref"));
+        get(closed);
+    }
+
+    @Test
     void theEndOfATransactionCancelsTheRequestsOfItsOtherThreads() throws Exception {
         var late = new CompletableFuture<Lock>();
         client.transaction(transaction -> {
