@@ -68,7 +68,7 @@ class _Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Queue input, which `InputTurns` parses, or close the connection if too much is queued."""
         if not data:  # aiohttp calls this method without data to parse pipelined requests that it has kept
-            super().data_received(data)
+            self._parse_http(data)
         elif len(self._unparsed) + len(data) > MAX_UNPARSED_BYTES:
             self.admitted.abort()
         else:
@@ -92,8 +92,14 @@ class _Connection(web.RequestHandler):
         if self._parsed_bytes > MAX_UNPARSED_BYTES:
             self.admitted.abort()
             return len(part), False
-        super().data_received(part)
+        self._parse_http(part)
         return len(part), bool(self._unparsed)
+
+    def _parse_http(self, data: bytes) -> None:
+        """Let aiohttp parse input. The error of invalid input must not refer to its frames, one of which refers to the error."""
+        super().data_received(data)
+        if self._messages and isinstance(error := getattr(self._messages[-1][0], "exc", None), BaseException):
+            error.with_traceback(None)
 
     async def _handle_request(
         self,
@@ -136,6 +142,8 @@ class _Connection(web.RequestHandler):
         else:
             log.debug("invalid HTTP request rejected on the admin port", peer=request.remote)
             problem = Problem(code=Code.BAD_REQUEST, message="invalid HTTP request")
+        if exc is not None:
+            exc.with_traceback(None)  # its frames refer to the lost connection, which refers to the error
         response = web.Response(status=status, body=encode_small(problem), content_type=JSON, headers=HEADERS)
         response.force_close()
         return response

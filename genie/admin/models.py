@@ -506,9 +506,11 @@ async def error_middleware(
         error = caught.with_traceback(None)  # its frames, which may have a response of many megabytes, refer to `error`
         if error.status == web.HTTPServiceUnavailable.status_code:
             headers["Retry-After"] = "1"
-    except web.HTTPNotFound:
+    except web.HTTPNotFound as rejection:
+        rejection.with_traceback(None)  # its frames refer to the request, which refers to `rejection`
         error = ApiError(404, "not-found", f"{request.path[:200]} does not exist; /api/schema lists the paths")
     except web.HTTPMethodNotAllowed as rejection:
+        rejection.with_traceback(None)
         allowed = ", ".join(sorted(rejection.allowed_methods))
         headers["Allow"] = allowed
         error = ApiError(405, "not-allowed", f"{request.path[:200]} allows {allowed}, not {request.method}")

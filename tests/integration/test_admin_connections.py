@@ -421,3 +421,37 @@ def test_the_connections_of_the_admin_port_are_bounded(
 
 def test_the_limit_of_open_files_has_room_for_the_admin_port() -> None:
     assert OTHER_OPEN_FILES >= BOUND + 64
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", REQUEST, b"\0\r\n\r\n", b"GET /x HTTP/1.1\r\n\r\n", b"PUT /livez HTTP/1.1\r\n\r\n", BODY],
+    ids=["nothing", "incomplete", "invalid", "not found", "not allowed", "no body"],
+)
+def test_a_lost_connection_is_freed(data: bytes) -> None:
+    """The garbage collector hardly ever reads all objects: otherwise clients without a token fill the memory."""
+
+    def living() -> int:
+        return sum(isinstance(each, Admitted) for each in gc.get_objects())
+
+    async def work() -> int:
+        async with admin_port() as (admin, port):
+            before = living()
+            for _ in range(20):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(data)
+                await asyncio.sleep(0.005)
+                writer.close()
+            async with asyncio.timeout(WAIT_S):
+                while len(admin.connections):  # noqa: ASYNC110 - the server tells nobody
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            return living() - before
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(work()) <= 2, "the event loop may keep the last ones"
+    finally:
+        gc.enable()
