@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct, json
@@ -115,14 +115,13 @@ Change = Request | RetainedReply | None
 """The new value of an id: a held or waiting request, or a retained reply. None, or an ended request, deletes the id."""
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(Struct):  # made for every commit: msgspec does that in C
     """One group commit: the store applies all of it or nothing.
 
     The counters and the clock are those of the lock manager after the batch.
     """
 
-    changes: dict[int, Change] = field(default_factory=dict)
+    changes: dict[int, Change] = {}
     """The new value of each id that has changed."""
     next_id: int = 1
     """This id and all greater ids are unused."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
 from math import inf
 from typing import Protocol
 
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from genie.storage.redis.connection import RedisFailure

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
 from genie.core.tables import clear_in_parts

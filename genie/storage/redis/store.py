@@ -11,9 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from genie.roles import FollowerRole, StoreOutage
 from genie.storage.redis.checkpoint import Checkpointer
