@@ -55,6 +55,7 @@ EXCLUDED = [
     "test_the_choices_of_a_request_are_measured_once",
     "test_expensive_commands_to_many_namespaces_do_not_add_up",
     "test_the_parts_of_a_namespace_do_not_add_up",
+    "test_random_watches_get_the_events_of_their_time",
     "test_a_state_that_is_loaded_in_any_order_decides_as_the_original",  # copies objects of compiled classes
     # These have stand-ins for objects of compiled classes.
     "test_an_error_within_a_transaction_is_retried_with_a_backoff",

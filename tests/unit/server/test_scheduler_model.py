@@ -30,12 +30,17 @@ from support.core.turns import TurnsWithoutLoop
 BATCHES = 200
 
 
-class Command:
-    """A command that takes `cost_s`. A slow one has `slices`."""
+class Command(bytes):
+    """A command that takes `cost_s`, or as long for each slice of a slow one."""
 
-    def __init__(self, cost_s: float, slices: int = 0) -> None:
-        self.cost_s = cost_s
-        self.slices_left = slices
+    cost_s: float
+    slices_left: int
+
+
+def command(cost_s: float, slices: int = 0) -> Command:
+    result = Command()
+    result.cost_s, result.slices_left = cost_s, slices
+    return result
 
 
 class Load:
@@ -67,11 +72,11 @@ class Load:
         items: list[Command] = []
         for _ in range(count):
             if kind == "slow":
-                items.append(Command(self._cost_s, slices=self._chance.choice([1, 3])))
-            items.append(Command(self._cost_s if kind == "expensive" else 0.000_01))
+                items.append(command(self._cost_s, slices=self._chance.choice([1, 3])))
+            items.append(command(self._cost_s if kind == "expensive" else 0.000_01))
         if kind == "many":
             items *= 20
-        self.scheduler.add(connection, items, SPLIT_BYTES + 1 if len(items) > 1 else 50)  # type: ignore[arg-type]
+        self.scheduler.add(connection, items, SPLIT_BYTES + 1 if len(items) > 1 else 50)
 
     def change(self) -> None:
         """Change some connections at random."""
@@ -88,7 +93,7 @@ class Load:
                 connection.principal = Principal(chance.choice(self._names))
             if chance.random() < 0.0005 and not connection.closed:
                 connection.closed = True
-                self.scheduler.add(connection, [Command(0.0)], 0)  # type: ignore[list-item]
+                self.scheduler.add(connection, [command(0.0)], 0)
 
     def batch(self) -> set[Peer]:
         """Run a batch and return the connections of which a command was finished."""
@@ -98,24 +103,24 @@ class Load:
         return self.executed
 
     def _execute(self, connection: Peer, items: Iterator[Item]) -> Item | None:
-        for command in items:
-            assert isinstance(command, Command)
-            if command.slices_left:
-                return command
-            self.now += command.cost_s
+        for item in items:
+            assert isinstance(item, Command)
+            if item.slices_left:
+                return item
+            self.now += item.cost_s
             self.executed.add(connection)
-            if command.cost_s > EXPENSIVE_S:
-                self.turns.spend(command.cost_s)
+            if item.cost_s > EXPENSIVE_S:
+                self.turns.spend(item.cost_s)
                 return next(items, None)
         return None
 
     def _execute_slow(self, connection: Peer, items: Iterator[Item]) -> Item | None:
-        (command,) = items
-        assert isinstance(command, Command)
-        self.now += command.cost_s
-        command.slices_left -= 1
+        (item,) = items
+        assert isinstance(item, Command)
+        self.now += item.cost_s
+        item.slices_left -= 1
         self.executed.add(connection)
-        return command if command.slices_left > 0 else None  # type: ignore[return-value]
+        return item if item.slices_left > 0 else None
 
     def check(self) -> None:
         """Each connection with commands is in one queue, once, and no other connection is."""
@@ -142,7 +147,7 @@ def test_a_light_connection_waits_as_long_as_the_model_says(seed: int, principal
         load.change()
         if not light.input_queue:
             sent_at = load.now
-            load.scheduler.add(light, [Command(0.000_01)], 50)  # type: ignore[list-item]
+            load.scheduler.add(light, [command(0.000_01)], 50)
         load.batch()
         load.now += 0.000_1
         load.check()
