@@ -317,6 +317,7 @@ class CommandScheduler:
         self.light.clear()
         self.delayed.clear()
         self.busy.clear()
+        self._is_busy_first = False
         self.slow.clear()
         self._parked.clear()
         self._paused.clear()
@@ -491,8 +492,8 @@ class CommandScheduler:
     def _delay_light(self, now: float) -> None:
         """Delay the light connections with a recent overrun, of their own or of their principal, and no others. Drop old overruns.
 
-        Principals with many of the next light connections count as those with a recent overrun.
-        The connections of a principal are delayed once: the time is proportional to the number of the others.
+        Principals with many of the next light connections count as those with a recent overrun. The connections of a
+        principal are delayed once: the time is proportional to the number of the others.
         """
         overruns, light, delayed = self._overruns, self.light, self.delayed
         counts = Counter(map(principal_name, islice(light, MAX_SAMPLE)))
