@@ -76,6 +76,7 @@ class TransportHandler(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport, and report the new connection. Called by the event loop."""
         self.transport = cast("asyncio.Transport", transport)
+        self.connection.transports.add(self.transport)
         self.connection.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
@@ -85,6 +86,7 @@ class TransportHandler(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Process the last bytes of the server, and report the end of the connection. Called by the event loop."""
         self.closed.set()
+        self.connection.transports.discard(cast("asyncio.Transport", self.transport))
         try:
             rest = self._read_rest() if isinstance(exc, ConnectionError) else b""
             if rest:
@@ -138,7 +140,9 @@ class AsyncConnection:
         self._loop: asyncio.AbstractEventLoop
         """The event loop in which the client was opened. Set by `open`."""
         self._handler: TransportHandler | None = None
-        """The current connection, or the current connection attempt, or None."""
+        """The current connection, or the attempt that has sent `hello`, or None."""
+        self.transports: set[asyncio.Transport] = set()
+        """All open transports: also of attempts to connect, and of connections that are being closed."""
         self._connected_at = 0.0
         """When the last handshake was completed, in seconds of the monotonic clock."""
         self._closed = True
@@ -652,19 +656,21 @@ class AsyncConnection:
     def after_fork(self) -> None:
         """Adapt this copy of the connection in a forked process: another session, or if the client is open, no connection.
 
-        The connection of an open client belongs to the parent process. If the copy of its socket stayed open, the server
-        would not see the end of the parent process, and keep the locks that are bound to its session. The file descriptor
-        stays in use, because the transport closes it later.
+        The connections of an open client belong to the parent process. If the copies of their sockets stayed open, a server
+        would not see the end of the parent process, and keep the locks that are bound to its session. The file descriptors
+        stay in use, because the transports close them later.
         """
         self.session.renew_identity()
-        handler, self._handler = self._handler, None
-        self.forked = self.forked or not self._closed or handler is not None
+        self.forked = self.forked or not self._closed or self._handler is not None
         self._closed = True
-        sock = None if handler is None or handler.transport is None else handler.transport.get_extra_info("socket")
-        if sock is not None and sock.fileno() >= 0:
-            null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, sock.fileno(), inheritable=False)
-            os.close(null)
+        self._handler = None
+        transports, self.transports = self.transports, set()
+        for transport in transports:
+            sock = transport.get_extra_info("socket")
+            if sock is not None and sock.fileno() >= 0:
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, sock.fileno(), inheritable=False)
+                os.close(null)
 
     def check_open(self) -> None:
         """Raise RuntimeError if the client was never opened, is used from another event loop or was opened before a fork.

@@ -88,6 +88,30 @@ async def main():
 asyncio.run(main())
 """
 
+CONNECTING = """
+import socket
+servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+
+async def main():
+    async with genie.connect([f"127.0.0.1:{server.getsockname()[1]}" for server in servers], lazy=True):
+        connections = [(await asyncio.to_thread(server.accept))[0] for server in servers]
+        await asyncio.sleep(0.2)
+        global child
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    for connection in connections:
+        connection.settimeout(10)
+        while connection.recv(1000):
+            pass
+    print("ended", flush=True)
+
+try:
+    asyncio.run(main())
+finally:
+    os.kill(child, signal.SIGKILL)
+"""
+
 OPEN_IN_A_CHILD = """
 async def main():
     client = genie.connect(*address)
@@ -140,6 +164,12 @@ def test_the_end_of_a_process_ends_its_session_although_its_child_runs(genie: Ge
         os.kill(int(child), signal.SIGKILL)
     process.communicate(timeout=WAIT_S)
     assert held == "False"
+
+
+def test_the_attempts_to_connect_end_although_a_child_runs(genie: Genie) -> None:
+    """The second attempt waits until the first one, whose `hello` has no answer, has ended."""
+    output, errors = start(genie, CONNECTING).communicate(timeout=WAIT_S)
+    assert (errors, output) == ("", "ended\n")
 
 
 def test_a_client_that_is_open_belongs_to_the_parent(genie: Genie) -> None:
