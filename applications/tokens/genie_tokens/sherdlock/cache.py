@@ -157,7 +157,7 @@ class Waiter:
     negative: then waiting is pointless.
     """
 
-    __slots__ = ("future", "missing_amount", "surplus_amount", "where")
+    __slots__ = ("_freed_amounts", "awaits_load", "future", "missing_amount", "must_retry", "surplus_amount", "where")
 
     def __init__(
         self, missing_amount: int, surplus_amount: int, where: Where | None, future: asyncio.Future[bool]
@@ -171,14 +171,29 @@ class Waiter:
         self.where = where
         self.future = future
         """The result is False at the deadline, else True."""
+        self._freed_amounts: dict[str, int] = {}
+        """By token id: the amounts that were subtracted from the missing amount."""
+        self.awaits_load = False
+        """True if the wait also ends when a load of the wallet ends."""
+        self.must_retry = False
+        """True if the wait must end whatever is missing."""
 
-    def on_free(self, token: Token) -> None:
-        """Subtract the amount of a free token from the missing amount, and wake the waiting
-        selection once nothing is missing.
+    def on_free(self, token: Token) -> bool:
+        """Subtract the amount of a free token from the missing amount. Returns whether nothing is
+        missing.
         """
-        self.missing_amount -= self._accepted_amount(token)
-        if self.missing_amount <= 0:
-            self.wake()
+        if token.id not in self._freed_amounts:
+            self._freed_amounts[token.id] = amount = self._accepted_amount(token)
+            self.missing_amount -= amount
+        return self.missing_amount <= 0
+
+    def is_satisfied(self, is_free: Callable[[str], bool]) -> bool:
+        """Return whether the wait must end. Adds the amounts of tokens that are no longer free to the
+        missing amount.
+        """
+        for id in [id for id in self._freed_amounts if not is_free(id)]:
+            self.missing_amount += self._freed_amounts.pop(id)
+        return self.must_retry or self.missing_amount <= 0
 
     def on_wallet_changed(self, token: Token, sign: int) -> None:
         """Count a token that was added to the wallet (`sign` 1) or spent (`sign` -1). Wakes the
@@ -210,13 +225,16 @@ class WalletCache:
     """The unspent tokens of one wallet.
 
     `caches_with_waiters` is a set that all caches share. A cache adds itself to this set while
-    selections wait for the cache's tokens.
+    selections wait for the cache's tokens. `is_free` returns whether no transaction is known to hold a
+    token.
     """
 
     __slots__ = (
         "_by_amount",
         "_caches_with_waiters",
+        "_is_free",
         "_pool",
+        "_satisfied",
         "_waiters",
         "is_consistent",
         "last_load",
@@ -227,10 +245,11 @@ class WalletCache:
         "wallet",
     )
 
-    def __init__(self, wallet: Wallet, caches_with_waiters: set[WalletCache]) -> None:
+    def __init__(self, wallet: Wallet, caches_with_waiters: set[WalletCache], is_free: Callable[[str], bool]) -> None:
         self.wallet = wallet
         self._caches_with_waiters = caches_with_waiters
         """Shared by all caches: contains a cache while selections wait for the cache's tokens."""
+        self._is_free = is_free
         self._pool = TokenPool()
         """The tokens."""
         self._by_amount: AmountIndex | None = None
@@ -239,6 +258,10 @@ class WalletCache:
         """
         self._waiters: dict[Waiter, None] = {}
         """The selections that wait for tokens, the longest waiting first."""
+        self._satisfied: dict[Waiter, None] = {}
+        """The selections to wake, in this order: enough tokens are free for them, or they must try again.
+        While it is not empty, the event loop will call `_wake_next`.
+        """
         self.load_count = 0
         """The number of loads begun so far."""
         self.load: Load | None = None
@@ -328,7 +351,7 @@ class WalletCache:
             for token in removed:
                 self._delete(token.id)
             self.last_load = load
-        self.wake_waiters()
+        self.retry(waiter for waiter in self._waiters if waiter.awaits_load)
         return removed
 
     # -- waiters --------------------------------------------------------------------------------------------
@@ -339,13 +362,46 @@ class WalletCache:
         return bool(self._waiters)
 
     def on_free(self, token: Token) -> None:
-        """Notify the waiting selections that a token is free."""
-        for waiter in list(self._waiters):
-            waiter.on_free(token)
+        """Notify the waiting selections that a token is free.
+
+        Those for which enough tokens are free now are woken one after the other, the longest waiting
+        first, if the tokens are still free then. If all were woken, one would get the token, and the
+        others would search the whole wallet in vain.
+        """
+        self._wake_in_turn(waiter for waiter in self._waiters if waiter.on_free(token))
+
+    def retry(self, waiters: Iterable[Waiter] | None = None) -> None:
+        """Wake waiting selections, by default all, one after the other: each then searches the wallet."""
+        chosen = list(self._waiters if waiters is None else waiters)
+        for waiter in chosen:
+            waiter.must_retry = True
+        self._wake_in_turn(chosen)
+
+    def _wake_in_turn(self, waiters: Iterable[Waiter]) -> None:
+        was_empty = not self._satisfied
+        self._satisfied.update(dict.fromkeys(waiters))
+        if was_empty and self._satisfied:
+            asyncio.get_running_loop().call_soon(self._wake_next)
+
+    def _wake_next(self) -> None:
+        """Wake the next of the waiting selections in `_satisfied`. It reserves its tokens before the event
+        loop calls this function again.
+        """
+        while self._satisfied:
+            waiter = next(iter(self._satisfied))
+            del self._satisfied[waiter]
+            if waiter in self._waiters and waiter.is_satisfied(self._has_free):
+                waiter.wake()
+                break
+        if self._satisfied:
+            asyncio.get_running_loop().call_soon(self._wake_next)
+
+    def _has_free(self, id: str) -> bool:
+        return id in self._pool and self._is_free(id)
 
     async def wait(self, missing_amount: int, surplus_amount: int, where: Where | None, deadline: float | None) -> bool:
-        """Wait until tokens worth `missing_amount` become free, or a load of the wallet ends. Only tokens
-        that `where` accepts count.
+        """Wait until tokens worth `missing_amount` become free. Only tokens that `where` accepts count.
+        Without a deadline, the wait also ends when a load of the wallet ends.
 
         The wait also ends when tokens worth more than `surplus_amount` are spent, because the wallet can
         no longer reach the requested amount then. Returns False if the `deadline` is reached first
@@ -353,6 +409,7 @@ class WalletCache:
         """
         loop = asyncio.get_running_loop()
         waiter = Waiter(missing_amount, surplus_amount, where, loop.create_future())
+        waiter.awaits_load = deadline is None
         timer = None if deadline is None else loop.call_at(deadline, lambda: waiter.wake(timed_out=True))
         self._waiters[waiter] = None
         self._caches_with_waiters.add(self)
@@ -449,7 +506,8 @@ class WalletCaches:
         self._is_open = False
         for task in list(self._tasks):
             await cancel_and_wait(task)
-        self.wake_waiters()
+        for cache in list(self._caches_with_waiters):
+            cache.wake_waiters()
 
     # -- for selections -------------------------------------------------------------------------------------
 
@@ -460,7 +518,7 @@ class WalletCaches:
         cache = self._caches.get(wallet)
         if cache is None:
             self._evict_idle(now)
-            cache = self._caches[wallet] = WalletCache(wallet, self._caches_with_waiters)
+            cache = self._caches[wallet] = WalletCache(wallet, self._caches_with_waiters, self._is_free)
         else:
             self._caches.move_to_end(wallet)
         cache.last_used_at = now
@@ -533,10 +591,10 @@ class WalletCaches:
             if token is not None:
                 self._notify_waiters(token)
 
-    def wake_waiters(self) -> None:
-        """Wake the waiting selections of all wallets, which then try again."""
-        for cache in list(self._caches_with_waiters):
-            cache.wake_waiters()
+    def retry_waiters(self) -> None:
+        """Wake the waiting selections of all wallets, one after the other, which then try again."""
+        for cache in self._caches_with_waiters:
+            cache.retry()
 
     def check_open(self) -> None:
         """Raise RuntimeError before `start` and after `close`."""

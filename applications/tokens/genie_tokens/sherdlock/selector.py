@@ -78,7 +78,7 @@ class SherdlockSelector:
             lease=lease,
             tracker=tracker,
             caches=caches,
-            subscription=LockSubscription(client, tracker, on_snapshot=caches.wake_waiters),
+            subscription=LockSubscription(client, tracker, on_snapshot=caches.retry_waiters),
             spent_locks=SpentLocks(),
         )
         self._search = Search(self._context, retries=retries, backoff=backoff, immediate_retries=immediate_retries)

@@ -9,7 +9,7 @@ import pytest
 from genie import Unavailable
 from genie_tokens import MemoryTokenStore
 from genie_tokens.errors import FundsLocked, InsufficientFunds, SelectionEnded, SpentAlready, TooManyTokens
-from genie_tokens.sherdlock import SherdlockSelector, grants
+from genie_tokens.sherdlock import SherdlockSelector, grants, search
 from genie_tokens.store import Added, Spent
 from genie_tokens.token import MAX_AMOUNT
 from sherdlock_world import (
@@ -277,6 +277,38 @@ async def test_a_waiting_selection_fails_at_once_if_the_tokens_are_spent():
         await selection.spend()
         await settle()
         assert [type(task.exception()) for task in asking] == [InsufficientFunds] * 3
+
+
+@virtual_time
+async def test_a_free_token_or_a_load_wakes_few_of_many_waiting_selections(monkeypatch: pytest.MonkeyPatch):
+    """Each search and each balance looks at the whole wallet, so the event loop would stand still."""
+    searches = []
+    balance_of = search.Balance.of
+    monkeypatch.setattr(search.Balance, "of", lambda *arguments: searches.append(1) or balance_of(*arguments))
+
+    async def settle_long():  # the selections are woken one after the other
+        for _ in range(10):
+            await settle()
+
+    genie, store = FakeGenie(), store_of(tokens(20))
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        held = [await selector.select(10, transaction=f"holder{number}", **ALICE) for number in range(2)]
+        waiting = [asyncio.create_task(selector.select(1, transaction=f"tx{number}", **ALICE)) for number in range(100)]
+        await settle_long()
+        searches.clear()
+        await held[0].release()
+        await settle_long()
+        assert sum(task.done() for task in waiting) == 10
+        assert len(searches) <= 5
+        selector._context.caches.load(next(iter(selector._context.caches._caches.values())))
+        await settle_long()
+        assert len(searches) <= 5
+        await waiting[0].result().release()
+        await settle()
+        assert sum(task.done() for task in waiting) == 11
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
 
 
 @virtual_time

@@ -10,7 +10,7 @@ from sherdlock_world import token, tokens
 
 
 def new_cache() -> WalletCache:
-    return WalletCache(Wallet("Fiat", "GBP", "alice", None), set())
+    return WalletCache(Wallet("Fiat", "GBP", "alice", None), set(), lambda _id: True)
 
 
 def read(cache: WalletCache, *pages: Sequence[Token]) -> list[Token]:
