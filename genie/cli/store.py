@@ -163,6 +163,8 @@ def _open_output(file: Path) -> Iterator[IO[bytes]]:
     After an error in the block, `file` is unchanged.
     """
     if str(file) == "-":
+        if sys.stdout is None:  # genie was started with a closed stdout
+            raise click.ClickException("cannot write the result: the standard output is closed")
         with checked_stdout():
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()

@@ -116,7 +116,7 @@ class _PipeMonitor:
         self._loop = asyncio.get_running_loop()
         self._pipe: int | None = None
         """File descriptor of the pipe while it is monitored. None if stdout is not a pipe, and after `close`."""
-        with suppress(OSError, ValueError):  # stdout may have no file descriptor, or a closed one
+        with suppress(AttributeError, OSError, ValueError):  # stdout may be closed, or have no file descriptor
             stdout = sys.stdout.fileno()
             if stat.S_ISFIFO(os.fstat(stdout).st_mode):
                 # The event loop reports the write end of a pipe as readable when the read end is closed.

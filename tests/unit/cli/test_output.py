@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from genie.cli.output import output_columns
+from genie.cli.store import _open_output
+from genie.cli.watch import _PipeMonitor
 from support.processes.programs import start_genie
 
 
@@ -23,3 +26,14 @@ def test_a_full_disk_is_reported_in_one_line(arguments: list[str]) -> None:
 def test_a_closed_stdout_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert output_columns(wide=False) is None
+
+
+def test_an_export_to_a_closed_stdout_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(click.ClickException, match="the standard output is closed"), _open_output(Path("-")):
+        pass
+
+
+async def test_a_watch_with_a_closed_stdout_monitors_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    _PipeMonitor().close()
