@@ -120,6 +120,7 @@ class AsyncConnection:
     """
 
     def __init__(self, addresses: Sequence[Address], options: ClientOptions) -> None:
+        # More than 16 fields: the connection, its timer and the tasks that wait change together.
         self.connect_timeout = to_seconds(options.connect_timeout, "connect_timeout")
         self._options = options
         self._resolver = Resolver()

@@ -104,6 +104,7 @@ class CommandScheduler:
 
     def __init__(self, max_bytes: int, turns: IterationTurns) -> None:
         """`turns` are shared with the other namespaces of the server."""
+        # More than 16 fields: the queues, between which connections move, and the limits of a batch, which each turn checks.
         self.bytes = 0
         """Bytes of all queued commands. At the end of a batch, the bytes of its commands are subtracted."""
         self._max_bytes = max_bytes

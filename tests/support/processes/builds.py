@@ -15,7 +15,7 @@ from support.processes.servers import Genie, Redis
 FIELD = "build"
 """The additional field of each held or waiting request."""
 _RECORD_FIELD = "    details: StoredDetails | None = None\n"
-_RECORD_ARGUMENT = "            None if change.details is None else _stored_details(change.details),\n"
+_RECORD_ARGUMENT = "            None if request.details is None else _stored_details(request.details),\n"
 _PATCHES = {
     "storage/redis/records.py": [
         (_RECORD_FIELD, f"{_RECORD_FIELD}    {FIELD}: str = ''\n"),

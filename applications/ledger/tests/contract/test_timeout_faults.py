@@ -224,8 +224,6 @@ async def test_half_open_connections_are_replaced(
     new_books: New, other_kind: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler whose connections forward nothing any more reports it, and continues with new ones."""
-    for name in ("OPEN_TIMEOUT_S", "CLOSE_TIMEOUT_S", "RELEASE_TIMEOUT_S"):
-        monkeypatch.setattr(engine, name, 1.0)
     books = await new_books(other_kind)
     desk = Desk()
     url = make_url(books.url)
@@ -235,15 +233,18 @@ async def test_half_open_connections_are_replaced(
         await books.add_transfer("a", PAST)
 
         async def stall(_ids: list[str]) -> None:
+            for name in ("OPEN_TIMEOUT_S", "CLOSE_TIMEOUT_S", "RELEASE_TIMEOUT_S"):
+                monkeypatch.setattr(engine, name, 1.0)
             proxy_.stall()
 
         if when == "before the run":
             await handler.run_once()
-            proxy_.stall()
+            await stall([])
         else:
             desk.meanwhile = stall
         assert str(await run_or_error(handler)).endswith(": TimeoutError")
         desk.meanwhile = None
+        monkeypatch.setattr(engine, "OPEN_TIMEOUT_S", WAIT_S)
         proxy_.cut()  # now the server releases the lock
         while not isinstance(await run_or_error(handler), TimeoutRun):  # noqa: ASYNC110 - of the server
             await asyncio.sleep(0.1)
