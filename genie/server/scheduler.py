@@ -51,12 +51,15 @@ OVERRUN_MEMORY_S = 1.0
 quantum or has had many waiting connections. Also the maximum time for which a connection with an overrun is after the others of
 its principal."""
 
-MAX_SAMPLE = 100
-"""Number of the light connections that are next after a batch, of which those of each principal are counted."""
+MAX_SAMPLE = 2_000
+"""Number of the light connections that are next after a batch, of which those of each principal are counted, at most 1 ms."""
 
 MIN_IN_SAMPLE = 5
-"""A principal with at least this number of the next light connections is delayed. Those of a client with several tokens may
-alternate in the queue, so it does not suffice to compare two neighbours."""
+"""A principal with at least this number of the next light connections is delayed, if it also has `MIN_SHARE` of them."""
+
+MIN_SHARE = 0.01
+"""The share of the next light connections from which a principal is delayed. Those of a client with several tokens may alternate
+in the queue, or those of each token may follow those of another, so it does not suffice to compare a few neighbours."""
 
 MAX_BATCH = 2_000
 """Maximum number of commands of one batch. A turn that exceeds the limit is completed."""
@@ -494,15 +497,9 @@ class CommandScheduler:
         """Delay the light connections with a recent overrun, of their own or of their principal, and no others. Drop old overruns.
 
         Principals with many of the next light connections count as those with a recent overrun. The connections of a
-        principal are delayed once: the time is proportional to the number of the others.
+        principal are delayed once in `OVERRUN_MEMORY_S`: the time is proportional to the number of the others.
         """
         overruns, light, delayed = self._overruns, self.light, self.delayed
-        counts = Counter(map(principal_name, islice(light, MAX_SAMPLE)))
-        for name, count in counts.items():
-            if count >= MIN_IN_SAMPLE and name is not None:  # without principals, the order of arrival is as fair
-                self._record_principal(name, now)
-        if not overruns and not delayed:
-            return
         for name, overran_at in list(overruns.items()):
             if overran_at > now - OVERRUN_MEMORY_S:
                 break
@@ -510,6 +507,13 @@ class CommandScheduler:
         for (name, has_overrun), queue in list(delayed.items()):  # the delay of some may have ended
             if name not in overruns or (has_overrun and queue[0].overran_until <= now):
                 light.extendleft(reversed(delayed.pop((name, has_overrun))))
+        counts = Counter(map(principal_name, islice(light, MAX_SAMPLE)))
+        min_count = max(MIN_IN_SAMPLE, min(len(light), MAX_SAMPLE) * MIN_SHARE)
+        for name, count in counts.items():
+            if count >= min_count and name is not None:  # without principals, the order of arrival is as fair
+                self._record_principal(name, now)
+        if not overruns:
+            return
         for _ in range(len(light)):
             connection = light.popleft()
             name, has_overrun = principal_name(connection), connection.overran_until > now

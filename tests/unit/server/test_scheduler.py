@@ -166,17 +166,25 @@ def test_many_connections_with_short_commands_delay_other_principals_by_one_batc
     assert simulated.batch()[0] == "late"
 
 
-@pytest.mark.parametrize("principals", [1, 2, 12])
-def test_many_connections_of_several_principals_delay_others_by_one_batch(principals: int) -> None:
-    """Neighbours in the queue have different principals."""
+@pytest.mark.parametrize("principals", [1, 2, 12, 60])
+@pytest.mark.parametrize("alternate", [False, True])
+def test_many_connections_of_several_principals_delay_others_by_few_batches(principals: int, alternate: bool) -> None:
+    """Neighbours in the queue have different principals, or the connections of each principal follow each other."""
     simulated = SchedulerWithClock()
     for number in range(3_000):
-        simulated.connect(f"flood{number}", f"flood{number % principals}")
-        simulated.add(f"flood{number}", *[0.01] * 32)
+        principal = number % principals if alternate else number * principals // 3_000
+        simulated.connect(f"flood{number}", f"flood{principal}")
+        simulated.add(f"flood{number}", *[0.02] * 24)
     simulated.connect("other", "other")
-    simulated.add("other", 0.01)
-    simulated.batch()
-    assert simulated.batch()[0] == "other"
+    batches = 0
+    while simulated.now < 101.2:  # longer than the delay of the principals
+        if not simulated.connections["other"].input_queue:
+            simulated.add("other", 0.01)
+            batches = 0
+        simulated.batch()
+        batches += 1
+        assert batches <= 3
+    assert simulated.scheduler.delayed
 
 
 @pytest.mark.parametrize("overrun_ms", [0.6, 5.0, 300.0])
