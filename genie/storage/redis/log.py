@@ -188,7 +188,7 @@ class LogReader:
         entries = streams[0][1] if streams else []  # the reply is [[key, entries]]
         if entries:  # adapt the next count to the size of these entries
             size = sum(len(value) for _, fields in entries for value in fields)
-            self._max_count = max(1, self._max_read_bytes * len(entries) // size)
+            self._max_count = max(1, self._max_read_bytes * len(entries) // max(1, size))  # 0: not entries of Genie
         advanced: list[LogEntry] = []
         for id_, fields in entries:
             try:

@@ -51,3 +51,15 @@ async def test_the_entries_before_a_gap_are_returned_and_the_next_read_reports_t
     with pytest.raises(LogTruncated):
         await reader.read(None)
     assert reader.position == (1, 2)
+
+
+async def test_an_empty_entry_of_another_program_is_a_gap() -> None:
+    class ForeignLog(ScriptedLog):
+        async def call(self, *command: object, wait_s: float) -> object:
+            del command, wait_s
+            return [(b"log", [(b"1-1", [b"", b""])])]
+
+    reader = LogReader(ForeignLog(50), "log")  # type: ignore[arg-type]
+    reader.seek(EpochHistory(((0, 0), (1, 0))))
+    with pytest.raises(LogTruncated):
+        await reader.read(None)
