@@ -26,6 +26,9 @@ from genie_tokens.token import Token, Wallet, wallets_of
 Prefer = Literal["small", "large"]
 Where = Callable[[Token], bool]
 
+MAX_RECORDED_TOKENS = 1_000
+"""Maximum number of free tokens that a waiting selection records: its wallet may have a hundred thousand."""
+
 
 class TokenPool:
     """An unordered set of tokens that can be drawn at random.
@@ -172,7 +175,9 @@ class Waiter:
         self.future = future
         """The result is False at the deadline, else True."""
         self._freed_amounts: dict[str, int] = {}
-        """By token id: the amounts that were subtracted from the missing amount."""
+        """By token id: the amounts that were subtracted from the missing amount, of the first
+        `MAX_RECORDED_TOKENS` tokens. Because of the others, the wait may end too early.
+        """
         self.awaits_load = False
         """True if the wait also ends when a load of the wallet ends."""
         self.must_retry = False
@@ -183,8 +188,10 @@ class Waiter:
         missing.
         """
         if token.id not in self._freed_amounts:
-            self._freed_amounts[token.id] = amount = self._accepted_amount(token)
+            amount = self._accepted_amount(token)
             self.missing_amount -= amount
+            if amount and len(self._freed_amounts) < MAX_RECORDED_TOKENS:
+                self._freed_amounts[token.id] = amount
         return self.missing_amount <= 0
 
     def is_satisfied(self, is_free: Callable[[str], bool]) -> bool:
@@ -384,15 +391,13 @@ class WalletCache:
             asyncio.get_running_loop().call_soon(self._wake_next)
 
     def _wake_next(self) -> None:
-        """Wake the next of the waiting selections in `_satisfied`. It reserves its tokens before the event
-        loop calls this function again.
+        """Wake the next of the waiting selections in `_satisfied`, unless its tokens are no longer free. It
+        reserves its tokens before the event loop calls this function again.
         """
-        while self._satisfied:
-            waiter = next(iter(self._satisfied))
-            del self._satisfied[waiter]
-            if waiter in self._waiters and waiter.is_satisfied(self._has_free):
-                waiter.wake()
-                break
+        waiter = next(iter(self._satisfied))
+        del self._satisfied[waiter]
+        if waiter in self._waiters and waiter.is_satisfied(self._has_free):
+            waiter.wake()
         if self._satisfied:
             asyncio.get_running_loop().call_soon(self._wake_next)
 

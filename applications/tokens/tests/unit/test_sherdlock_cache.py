@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
 from collections.abc import Sequence
 
 from genie_tokens.sherdlock.cache import Load, WalletCache
-from genie_tokens.token import Token, Wallet
-from sherdlock_world import token, tokens
+from genie_tokens.token import MAX_AMOUNT, Token, Wallet
+from sherdlock_world import settle, token, tokens, virtual_time
 
 
 def new_cache() -> WalletCache:
@@ -87,3 +89,33 @@ def test_a_load_of_several_pages_is_consistent_if_nothing_changed_since_the_prev
         cache.add_page(second)
         cache.finish_load()
         assert not cache.is_consistent
+
+
+@virtual_time
+async def test_a_waiting_selection_does_not_record_the_whole_wallet():
+    """Hundreds of selections may wait for the load of a wallet with a hundred thousand tokens."""
+    cache, loaded = new_cache(), tokens(20_000)
+    waiting = [asyncio.create_task(cache.wait(MAX_AMOUNT, 0, None, deadline=None)) for _ in range(20)]
+    await settle()
+    tracemalloc.start()
+    for each in loaded:
+        cache.on_free(each)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 5_000_000
+    cache.retry()
+    await settle()
+    assert [task.result() for task in waiting] == [True] * 20
+
+
+@virtual_time
+async def test_more_tokens_than_a_waiting_selection_records_wake_it():
+    cache = new_cache()
+    waiting = asyncio.create_task(cache.wait(3_000, 0, None, deadline=None))
+    await settle()
+    for each in tokens(3_000):
+        assert not waiting.done()
+        cache.add(each)
+        cache.on_free(each)
+    await settle()
+    assert waiting.result()
