@@ -37,12 +37,13 @@ type Client struct {
 	lastNumber atomic.Uint64 // of the calls
 
 	// The goroutine of `run` uses these.
-	addresses    []address // in the order in which they are tried next
-	leader       address   // as the last server named it; zero: it is not known
-	lastUp       address   // the server of the last connection
-	failedRounds int       // since the server has executed a command
-	takeovers    int       // of the session, in a row
-	isEntered    bool      // Dial does not wait any more
+	addresses    []address           // in the order in which they are tried next
+	leader       address             // as the last server named it; zero: it is not known
+	lastUp       address             // the server of the last connection
+	failedRounds int                 // since the server has executed a command
+	takeovers    int                 // of the session, in a row
+	isEntered    bool                // Dial does not wait any more
+	lateLookUps  map[address]*lookUp // those that were too late for the last round
 
 	mu           sync.Mutex
 	served       *conn            // the connection whose `hello` was accepted; nil: there is none
@@ -133,7 +134,7 @@ func Dial(ctx context.Context, config Config) (*Client, error) {
 	}
 	c := &Client{
 		config: config, secret: newSecret(), stopped: make(chan struct{}), addresses: addresses,
-		calls: map[string]*call{}, locks: map[int64]*Lock{}, watches: map[*Watch]bool{},
+		calls: map[string]*call{}, locks: map[int64]*Lock{}, watches: map[*Watch]bool{}, lateLookUps: map[address]*lookUp{},
 		isEntered: config.Lazy, lastFailure: errors.New("no server has answered"),
 		template: Lock{attempts: defaultAttempts, request: fields{
 			QueueTimeout: toMS(defaultTimeout), TransactionTimeout: toMS(defaultTimeout), Note: defaultNote(),

@@ -447,6 +447,43 @@ func TestALookupThatDoesNotEndFailsOneAttempt(t *testing.T) {
 	})
 }
 
+// A resolver asks its second name server after 5 s, in each lookup.
+func TestALookupThatIsTooLateForItsRoundIsForTheNextOne(t *testing.T) {
+	for _, duration := range []time.Duration{maxAttempt + time.Millisecond, maxAttempt + time.Second, 3 * maxAttempt} {
+		t.Run(duration.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				network := newNetwork(t, onlyServer)
+				config := network.config(Config{Addresses: []string{"genie"}, ConnectTimeout: time.Minute})
+				calls := 0
+				config.lookUpHost = func(ctx context.Context, host string) ([]string, error) {
+					calls++
+					select {
+					case <-time.After(duration):
+						return []string{"10.0.0.1"}, nil
+					case <-ctx.Done():
+						return nil, ctx.Err()
+					}
+				}
+				network.refuses["genie:7077"] = true
+				dialled := start(func() (*Client, error) { return Dial(background, config) })
+				var p *peer
+				select {
+				case p = <-network.servers[onlyServer]:
+				case <-time.After(time.Minute):
+					_, err := dialled()
+					t.Fatal(err, calls)
+				}
+				p.welcome()
+				client, err := dialled()
+				defer network.close(client, p)
+				if passed := time.Since(network.begin); err != nil || calls != 1 || passed > duration+3*time.Second {
+					t.Fatal(err, calls, passed)
+				}
+			})
+		})
+	}
+}
+
 func TestACallWhoseCallerHasGivenUpIsNotRepeated(t *testing.T) {
 	world(t, Config{ResponseTimeout: time.Second}, func(t *testing.T, p *peer, client *Client) {
 		_, err := client.Inspect(background, Query{})

@@ -12,7 +12,8 @@ import (
 
 const (
 	stagger     = 250 * time.Millisecond // between the attempts of a round (RFC 8305)
-	maxAttempt  = 5 * time.Second        // for a connection and its handshake
+	maxAttempt  = 5 * time.Second        // for a connection and its handshake, and for the wait for a lookup
+	maxLookUp   = 30 * time.Second       // of a name; a resolver asks its second name server after 5 s
 	stableAfter = 2 * time.Second        // a connection that lasted so long resets the backoff
 
 	codeTakenOver = "session-taken-over" // another process uses the secret of the session
@@ -26,8 +27,8 @@ type round struct {
 	client   *Client
 	ctx      context.Context // ends with the round
 	queue    []endpoint
-	lookUps  int // of names, that have not ended
-	lookedUp chan []endpoint
+	lookUps  int // of names, that the round waits for
+	lookedUp chan *lookUp
 	attempts map[*conn]bool // the attempts that have not ended
 	ended    chan *conn
 	tried    map[string]bool // by HOST:PORT
@@ -40,6 +41,14 @@ type round struct {
 type endpoint struct {
 	address
 	hostPort string
+}
+
+// lookUp is a lookup of a name. It may take longer than its round waits for it: then the next round gets its result.
+type lookUp struct {
+	address
+	cancel context.CancelFunc
+	ended  chan struct{}
+	hosts  []string // after it has ended
 }
 
 // run connects in rounds, until the client is closed or all servers reject it.
@@ -73,7 +82,7 @@ func (c *Client) run() {
 func (c *Client) connect() (*conn, *RejectedError) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	r := &round{
-		client: c, ctx: ctx, lookedUp: make(chan []endpoint), attempts: map[*conn]bool{}, ended: make(chan *conn),
+		client: c, ctx: ctx, lookedUp: make(chan *lookUp), attempts: map[*conn]bool{}, ended: make(chan *conn),
 		tried: map[string]bool{}, isRejected: true,
 	}
 	defer func() {
@@ -108,13 +117,14 @@ func (r *round) firstAccepted() (*conn, *RejectedError) {
 		select {
 		case <-timer.C:
 			mayStart = true
-		case endpoints := <-r.lookedUp:
+		case l := <-r.lookedUp:
 			r.lookUps--
-			r.queue = append(endpoints, r.queue...)
+			r.addHosts(l)
 		case conn := <-r.ended:
 			delete(r.attempts, conn)
 			if conn.err == nil {
 				conn.isAlone = len(r.attempts) == 0
+				clear(r.client.lateLookUps) // the next round may be much later
 				return conn, nil
 			}
 			r.fail(conn.address, conn.err)
@@ -131,22 +141,55 @@ func (r *round) add(a address) {
 		r.queue = append([]endpoint{{a, a.String()}}, r.queue...)
 	} else if a.host != "" {
 		r.lookUps++
+		l := r.client.lookUp(a)
 		go func() {
-			var endpoints []endpoint
-			ctx, cancel := context.WithTimeout(r.ctx, maxAttempt)
-			defer cancel()
-			hosts, err := r.client.config.lookUpHost(ctx, a.host)
-			if err != nil {
-				hosts = []string{a.host} // the attempt fails in the same way
-			}
-			for _, host := range hosts {
-				endpoints = append(endpoints, endpoint{a, net.JoinHostPort(host, a.port)})
+			timer := time.NewTimer(maxAttempt)
+			defer timer.Stop()
+			select {
+			case <-l.ended:
+			case <-timer.C:
+			case <-r.ctx.Done():
+				l.cancel()
 			}
 			select {
-			case r.lookedUp <- endpoints:
+			case r.lookedUp <- l:
 			case <-r.ctx.Done():
 			}
 		}()
+	}
+}
+
+// lookUp begins to look up a name, or returns the lookup that was too late for the last round.
+func (c *Client) lookUp(a address) *lookUp {
+	if late := c.lateLookUps[a]; late != nil {
+		delete(c.lateLookUps, a)
+		return late
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, maxLookUp)
+	l := &lookUp{address: a, cancel: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(l.ended)
+		defer cancel()
+		var err error
+		if l.hosts, err = c.config.lookUpHost(ctx, a.host); err != nil {
+			l.hosts = []string{a.host} // the attempt fails in the same way
+		}
+	}()
+	return l
+}
+
+// addHosts adds the addresses of a name to the front of the queue, unless its lookup has not ended.
+func (r *round) addHosts(l *lookUp) {
+	select {
+	case <-l.ended:
+		var endpoints []endpoint
+		for _, host := range l.hosts {
+			endpoints = append(endpoints, endpoint{l.address, net.JoinHostPort(host, l.port)})
+		}
+		r.queue = append(endpoints, r.queue...)
+	default:
+		r.client.lateLookUps[l.address] = l
+		r.fail(l.address, errors.New("the lookup of the name takes too long"))
 	}
 }
 

@@ -24,6 +24,9 @@ from genie.errors import RequestRejected
 STAGGER_S = 0.25
 """Time after which the next attempt begins, even if the previous attempt has no result yet."""
 
+LATE_LOOKUP_S = 5.0
+"""How long the result of a lookup is kept that took longer than its caller waited. More than the pause between two rounds."""
+
 
 class Endpoint(NamedTuple):
     """One IP address of a server. `address` is the server's address as configured."""
@@ -33,10 +36,15 @@ class Endpoint(NamedTuple):
 
 
 class Resolver:
-    """Resolves the names of servers. At most one lookup of a name runs at a time, because each occupies a thread."""
+    """Resolves the names of servers. At most one lookup of a name runs at a time, because each occupies a thread.
+
+    A lookup may take longer than its caller waits: the system asks its second name server after 5 s. So the result is kept for
+    the caller of the next round, whose own lookup would take as long.
+    """
 
     def __init__(self) -> None:
         self._lookups: dict[Address, asyncio.Future[list[Any]]] = {}
+        """The lookups that run, or whose result no caller has received yet."""
 
     async def resolve(self, address: Address) -> list[str]:
         """Return the IP addresses of a server. Raises OSError or UnicodeError if its name can't be resolved."""
@@ -46,7 +54,12 @@ class Resolver:
             lookup = asyncio.ensure_future(loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))
             self._lookups[address] = lookup
             lookup.add_done_callback(lambda done: self._on_lookup_done(address, done))
-        address_infos = await asyncio.shield(lookup)  # a cancelled caller must not cancel the lookup of other callers
+        try:
+            # A cancelled caller must not cancel the lookup of other callers.
+            address_infos = await asyncio.shield(lookup)
+        finally:
+            if lookup.done():
+                self._forget(address, lookup)
         ips = [str(socket_address[0]) for *_, socket_address in address_infos]
         return list(dict.fromkeys(ips))  # without duplicates
 
@@ -54,11 +67,16 @@ class Resolver:
         """Cancel the running lookups, because the client is closed. Their threads end by themselves."""
         for lookup in self._lookups.values():
             lookup.cancel()
+        self._lookups.clear()
 
     def _on_lookup_done(self, address: Address, lookup: asyncio.Future[list[Any]]) -> None:
-        del self._lookups[address]
         if not lookup.cancelled():
             lookup.exception()  # else asyncio would log the error of a lookup whose callers were cancelled
+            lookup.get_loop().call_later(LATE_LOOKUP_S, self._forget, address, lookup)
+
+    def _forget(self, address: Address, lookup: asyncio.Future[list[Any]]) -> None:
+        if self._lookups.get(address) is lookup:
+            del self._lookups[address]
 
 
 class Round:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from genie import RequestRejected, Unavailable, connect, sync
+from genie.backoff import Backoff
 from genie.client import failover
 from genie.client.failover import ServerList
 from genie.client.process import Process, use_process
@@ -192,6 +193,22 @@ async def test_a_name_is_looked_up_once_at_a_time(monkeypatch):
     assert started == 2
     await asyncio.sleep(0)  # the lookups are cancelled
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_the_next_round_gets_the_result_of_a_late_lookup(monkeypatch):
+    """The system asks its second name server after 5 s, in each lookup."""
+
+    async def getaddrinfo(_loop: Any, _host: str, port: int, **_options: Any) -> list[Any]:
+        await asyncio.sleep(0.11)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    async with asyncio.timeout(WAIT_S), fake_server() as node:
+        client = connect("genie.test", node.port, connect_timeout=3.0)
+        servers = client._connection._servers
+        servers.attempt_timeout_s, servers._backoff = 0.1, Backoff(0.1, 0.1)
+        async with client:
+            pass
 
 
 @pytest.mark.parametrize("connect_to", [connect, sync.connect])
