@@ -1,4 +1,5 @@
 // The connection of a client: reconnects to the leader, and batches what is written.
+import type { LookupAddress } from 'node:dns';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { formatAddress, parseLeader, type Address } from './config.js';
 import { Dial, type Attempt, type Dialer } from './dial.js';
@@ -49,6 +50,7 @@ export interface ConnectionHandler {
 export class Connection implements Dialer {
   /** The delays before reconnects. */
   readonly backoff = new Backoff();
+  readonly lateLookups = new Map<string, Promise<LookupAddress[]>>();
   readonly #logger: Logger;
   readonly #handler: ConnectionHandler;
   readonly #closing = new AbortController();
@@ -155,6 +157,7 @@ export class Connection implements Dialer {
   onWelcome(attempt: Attempt, welcome: Welcome): void {
     this.#handler.onWelcome(welcome, attempt.helloSentAt);
     this.#current = attempt;
+    this.lateLookups.clear(); // the next round may be much later
     attempt.onMessage = (message) => this.#handler.onMessage(message);
     attempt.onClose = (failure) => this.#onClose(attempt, failure);
     attempt.onBytes = () => (this.#handler.silentSteps = 0);

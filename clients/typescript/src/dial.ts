@@ -1,4 +1,5 @@
 // How a client finds the leader: attempts to connect to all addresses of all servers, staggered as in RFC 8305.
+import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
 import { connect as connectTcp, isIP, type Socket } from 'node:net';
 import { connect as connectTls } from 'node:tls';
@@ -17,6 +18,8 @@ const KEEPALIVE_IDLE_TIME = 5_000;
 /** What the attempts need of their client. @internal */
 export interface Dialer {
   readonly options: ConnectOptions;
+  /** The lookups that were too late for the last round, by name: the next round gets their results. */
+  readonly lateLookups: Map<string, Promise<LookupAddress[]>>;
   /** Returns the first lines of a connection. */
   hello(): Promise<string>;
   /** A server has accepted `hello`, which ends all other attempts. Throws if the client does not accept the server. */
@@ -133,7 +136,14 @@ export class Dial {
   }
 
   async #lookUp(address: Address): Promise<void> {
-    const found = await this.#limit(lookup(address.host, { all: true }), 'the lookup of the name');
+    const { host } = address;
+    const { lateLookups } = this.#dialer;
+    const late = lateLookups.get(host);
+    lateLookups.delete(host);
+    const running = late ?? lookup(host, { all: true });
+    // The system asks its second name server after 5 s. Each lookup occupies a thread until it ends.
+    const keep = (): unknown => late ?? lateLookups.set(host, running);
+    const found = await this.#limit(running, 'the lookup of the name', keep);
     // Alternately of both families, so that a network without one of them costs one step.
     const rank = found.map(({ family }, index) => found.slice(0, index).filter((other) => other.family === family).length);
     const order = [...found.keys()].sort((a, b) => rank[a]! - rank[b]!);
@@ -164,10 +174,13 @@ export class Dial {
   }
 
   /** Waits for a function of the user or of the system, whose promise may never be settled, as long as for an attempt. */
-  async #limit<T>(promise: Promise<T>, source: string): Promise<T> {
+  async #limit<T>(promise: Promise<T>, source: string, onLate = (): unknown => undefined): Promise<T> {
     let timer!: NodeJS.Timeout;
     const late = new Promise<never>((_, reject) => {
-      timer = setTimeout(() => reject(new Error(`${source} takes too long`)), MAX_ATTEMPT_TIME);
+      timer = setTimeout(() => {
+        onLate();
+        reject(new Error(`${source} takes too long`));
+      }, MAX_ATTEMPT_TIME);
     });
     this.#limits.add(timer);
     try {

@@ -153,6 +153,17 @@ test('a name whose lookup does not end fails one attempt', async () => {
   await (await connecting).close();
 });
 
+test('a lookup that is too late for its round is for the next one', async () => {
+  await using server = await FakeServer.start();
+  let calls = 0;
+  const found = [{ address: '127.0.0.1', family: 4 }];
+  mock.method(dns, 'lookup', () => new Promise((resolve) => (calls++, setTimeout(resolve, 5_010, found))));
+  const connecting = connect({ host: `genie.test:${server.port}`, token: '', connectTimeout: 9_000 }).finally(() => mock.restoreAll());
+  await (await server.accept()).handshake();
+  await (await connecting).close();
+  assert.equal(calls, 1);
+});
+
 test('an exception of tls.connect is an error of the attempt', async () => {
   await using server = await FakeServer.start();
   const tls = { secureContext: {} as never, ALPNProtocols: 5 as never };
