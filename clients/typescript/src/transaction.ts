@@ -118,11 +118,10 @@ export async function runTransaction<T>(
     others.signal?.throwIfAborted();
     const tx = new Transaction(shared);
     try {
-      return await runBlock(tx.locks, () => tx.begin().then(() => work(tx, tx.signal)), logger);
+      // The transaction ends before its locks are released: otherwise a lock that is granted meanwhile would never be released.
+      return await runBlock(tx.locks, () => tx.begin().then(() => work(tx, tx.signal)).finally(() => tx.end()), logger);
     } catch (error) {
       if (!(error instanceof DeadlockError) || attempt >= attempts) throw error;
-    } finally {
-      tx.end();
     }
     const limit = Math.min(FIRST_PAUSE * 2 ** (attempt - 1), MAX_PAUSE);
     await sleep(Math.random() * limit, undefined, { signal: others.signal }).catch(() => {});

@@ -242,6 +242,28 @@ test('a lock that is granted in the read in which its transaction ends is releas
   assert.deepEqual([await confirm(connection), await confirm(connection)].sort(), [1, 2]);
 });
 
+test('a lock that is granted while the locks of its transaction are released is released, too', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  let last: Promise<unknown> = Promise.resolve();
+  let finish = (): void => {};
+  const done = client.transaction(async (tx) => {
+    await tx.lock('a');
+    last = tx.lock('b').catch((error: unknown) => error);
+    await new Promise<void>((resolve) => (finish = resolve));
+  });
+  await connection.grant(1);
+  const { ref } = await connection.expect('request');
+  finish();
+  const first = await connection.expect('release');
+  connection.send('locked', { id: 2, fence: 2, ref });
+  const second = await connection.expect('release');
+  assert.deepEqual(new Set([first, second].map(({ id, ref }) => id ?? ref)), new Set([1, ref]));
+  for (const { id = 2, ref } of [first, second]) connection.send('released', { id, reason: 'success', ref });
+  await done;
+  assert.equal(((await last) as LockLostError).code, 'released');
+});
+
 test('transactions in opposite orders need at most two attempts', async () => {
   await using server = await GenieServer.start();
   await using client = await connect({ host: server.host });
