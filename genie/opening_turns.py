@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from genie import work_time
+from genie import round_robin, work_time
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class OpeningTurns:
     def postpone(self, owner: Owner, process: Callable[[], None], *, later: bool = False) -> None:
         """Process input of an owner in a later iteration of the event loop, with `later` after the other input."""
         waiting = self._waiting_later if later else self._waiting
-        waiting.setdefault(owner, deque()).append(process)
+        round_robin.append(waiting, owner, process)
         self._schedule()
 
     def _schedule(self) -> None:
@@ -93,11 +93,6 @@ class OpeningTurns:
         """Process the first input in `waiting`, and further input while this iteration has time."""
         count = sum(map(len, waiting.values()))
         for _ in range(count):  # a connection that is postponed again waits for the next iteration
-            owner = next(iter(waiting))
-            queue = waiting.pop(owner)
-            process = queue.popleft()
-            if queue:
-                waiting[owner] = queue  # after the other owners
-            self.run(process)
+            self.run(round_robin.take_next(waiting))
             if self._remaining_s <= 0:
                 break

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from sys import maxsize
 
-from genie import work_time
+from genie import round_robin, work_time
 from genie.protocol.framing import LONG_LINE_BYTES, SPLIT_BYTES, UnsplitLines, mark_long
 from genie.server.peer import Input, InputQueue, Item, Peer, Queued, principal_name
 from genie.server.turns import BATCH_S, SHORT_S, IterationTurns
@@ -209,7 +209,7 @@ class CommandScheduler:
             name: str | None = ENDINGS
         else:
             name = principal_name(connection)
-        self.slow.setdefault(name, deque()).append(connection)
+        round_robin.append(self.slow, name, connection)
 
     def unpark(self, connection: Peer) -> None:
         """Queue a parked connection again, because its client reads again or the connection is lost."""
@@ -283,7 +283,7 @@ class CommandScheduler:
                 self._delay_light(now)
                 now = self._clock()  # the first turn does not include the time of `_delay_light`
             if self._is_busy_first:
-                now = self._run_turn(self._take_busy(), execute, now)
+                now = self._run_turn(round_robin.take_next(self.busy), execute, now)
                 self._is_busy_first = is_turn_due = False
             if now < end:
                 now = self._run_light(self.light, execute, now, end)
@@ -392,7 +392,7 @@ class CommandScheduler:
             if self._turns.is_exhausted:  # by a command of a light connection: the next batch begins with the due turn
                 self._is_busy_first = is_turn_due
                 break
-            now = self._run_turn(self._take_busy(), execute, now)
+            now = self._run_turn(round_robin.take_next(self.busy), execute, now)
             is_turn_due = False
         return now
 
@@ -465,16 +465,7 @@ class CommandScheduler:
 
     def _append_busy(self, connection: Peer) -> None:
         """Append a connection to the busy connections of its principal."""
-        self.busy.setdefault(principal_name(connection), deque()).append(connection)
-
-    def _take_busy(self) -> Peer:
-        """Remove the next busy connection and return it. The principals take turns. There must be a busy connection."""
-        principal = next(iter(self.busy))
-        connections = self.busy.pop(principal)
-        connection = connections.popleft()
-        if connections:
-            self.busy[principal] = connections  # after the other principals
-        return connection
+        round_robin.append(self.busy, principal_name(connection), connection)
 
     def _take_slow(self) -> Peer | None:
         """Remove the connection whose slow command is next from its queue and return it. Return None if there is none.
@@ -482,11 +473,7 @@ class CommandScheduler:
         A connection whose client does not read is parked instead, unless it is lost or its session ends.
         """
         while self.slow:
-            principal = next(iter(self.slow))
-            connections = self.slow.pop(principal)
-            connection = connections.popleft()
-            if connections:
-                self.slow[principal] = connections  # after the other principals
+            connection = round_robin.take_next(self.slow)
             if not connection.write_blocked or connection.closed or connection.session.ending is not None:
                 return connection
             self._parked[connection] = None
