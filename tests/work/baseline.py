@@ -25,7 +25,7 @@ CLIENTS: Final = {"one task": 1, "64 tasks": 64}
 TOLERANCES: Final = {
     "opcodes": 0.01,  # exact, but a change of a few instructions needs no new baseline
     "allocations": 0.02,  # exact, too; but releases of msgspec, orjson and hiredis allocate differently
-    "redis_bytes": 0.02,  # times and random names, of which some have a few characters more or less
+    "redis_bytes": 0.03,  # times and random names; the time of a request has up to five digits more or less
     "reads": 0.0,
     "writes": 0.0,
     "polls": 0.0,
