@@ -29,7 +29,7 @@ import javax.net.ssl.SSLContext;
 public final class GenieClient implements AutoCloseable {
     private final Session session;
 
-    private GenieClient(Session session) { this.session = session; }
+    GenieClient(Session session) { this.session = session; }
 
     /** {@return a client whose settings are those of the environment, connected to the leader of the servers}
      *
@@ -349,9 +349,13 @@ public final class GenieClient implements AutoCloseable {
 
     long responseTimeout() { return session.config.responseTimeout(); }
 
-    /** Cancels the waiting requests for these locks. Their callers get the error. */
+    /** Cancels the requests for these locks, which wait or follow. Their callers get the error. */
     void cancel(Collection<Lock> locks, GenieException failure) {
-        if (!locks.isEmpty()) session.abandonRequests(locks::contains, failure);
+        if (locks.isEmpty()) return;
+        try (var held = session.mutex.hold()) {
+            for (Lock lock : locks) lock.end(failure); // before its request is sent
+            session.abandonRequests(locks::contains, failure);
+        }
     }
 
     /** Waits for a lock. The options include the defaults, and the resources their modes. */

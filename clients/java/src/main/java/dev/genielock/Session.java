@@ -90,7 +90,7 @@ final class Session {
 
     /** Ends the session and the connection. */
     void close() {
-        Connection last = null;
+        Connection last;
         var kept = new ArrayList<Long>();
         try (var held = mutex.hold()) {
             if (bye == null) {
@@ -101,9 +101,9 @@ final class Session {
                         kept.add(lock.id());
                     }
                 }
-                last = dialer.served();
                 bye = sendBackground("bye", null);
             }
+            last = dialer.served(); // also if another thread closes the client: this one must not end the connection before the bye
         }
         if (!kept.isEmpty()) config.logger().log(Level.WARNING, "the client is closed and leaves locks held: {0}", kept);
         if (last != null) { // an interrupt does not end this wait: otherwise the server would keep the session
@@ -215,6 +215,7 @@ final class Session {
     void submitNow(Call call) {
         try (var held = mutex.hold()) {
             if (closed != null) throw closed.copy();
+            if (call.isRequest() && call.lock.ended != null) throw call.lock.ended.copy(); // its transaction has ended
             send(call);
         }
     }

@@ -193,6 +193,18 @@ class SessionTest {
     }
 
     @Test
+    void aSecondCloseWaitsForTheFirst() throws Exception {
+        var first = CompletableFuture.runAsync(client::close);
+        var bye = peer.expect("bye");
+        var second = CompletableFuture.runAsync(client::close);
+        assertThrows(TimeoutException.class, () -> second.get(100, TimeUnit.MILLISECONDS));
+        assertFalse(first.isDone());
+        peer.answer("bye", "ref", bye.get("ref"));
+        get(first);
+        get(second);
+    }
+
+    @Test
     void closeDuringAResumptionSaysByeAfterIt() throws Exception {
         var waiting = client.lockAsync("a");
         var ref = peer.expect("request").get("ref");
@@ -225,6 +237,24 @@ class SessionTest {
         });
         assertInstanceOf(LockEndedException.class, failure(late));
         peer.expect("release");
+    }
+
+    @Test
+    void aRequestThatFollowsTheEndOfItsTransactionIsNotSent() throws Exception {
+        var session = new Session(Config.of(builder().lazy(), new FakeClock()));
+        session.start();
+        try (var other = server.handshake(false); var own = new GenieClient(session)) {
+            assertEquals(ConnectionEvent.State.UP, events.take().state());
+            var late = new ArrayList<Running>();
+            own.transaction(transaction -> {
+                session.mutex.lock();
+                late.add(onThread(() -> transaction.lock("late")));
+                while (!session.mutex.hasQueuedThread(late.get(0).thread())) Thread.sleep(1);
+            });
+            session.mutex.unlock();
+            assertInstanceOf(LockEndedException.class, failure(late.get(0).result()));
+            other.close();
+        }
     }
 
     @Test
