@@ -425,6 +425,32 @@ func TestATokenSourceThatIgnoresItsContextFailsOneAttempt(t *testing.T) {
 	})
 }
 
+// Each call of a source that does not return occupies a goroutine, so their number is limited.
+func TestTheCallsOfATokenSourceThatDoNotReturnAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newNetwork(t, onlyServer)
+		network.servers[onlyServer] = make(chan *peer, 100)
+		config := network.config(Config{Addresses: []string{onlyServer}, Lazy: true})
+		blocked := make(chan struct{})
+		var calls atomic.Int32
+		config.TokenSource = func(context.Context) (string, error) {
+			calls.Add(1)
+			<-blocked
+			return "token", nil
+		}
+		client, err := Dial(background, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer network.close(client)
+		defer close(blocked)
+		time.Sleep(3 * maxTokenCalls * maxAttempt)
+		if n := calls.Load(); n != maxTokenCalls {
+			t.Fatal(n)
+		}
+	})
+}
+
 func TestALookupThatDoesNotEndFailsOneAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newNetwork(t, onlyServer)

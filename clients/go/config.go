@@ -27,6 +27,7 @@ const (
 	tlsPrefix              = "genies://"
 	serviceLinkPrefix      = "tcp://"
 	maxNote                = 256 // characters
+	maxTokenCalls          = 10  // of TokenSource that run at once
 )
 
 // Config says where the servers are and how to connect to them. The environment replaces fields that
@@ -106,12 +107,28 @@ func (c *Config) setDefaults() error {
 	}
 	c.Namespace = cmp.Or(c.Namespace, os.Getenv("GENIE_NAMESPACE"))
 	if c.TokenSource != nil {
+		c.TokenSource = limitCalls(c.TokenSource)
 		return nil
 	}
 	token := c.Token
 	c.TokenSource = func(context.Context) (string, error) { return tokenFrom(token) }
 	_, err := tokenFrom(token)
 	return err
+}
+
+// limitCalls limits how many calls of a source run at once. An attempt to connect does not wait for a source that ignores its context:
+// each round would leave a further goroutine behind.
+func limitCalls(source func(context.Context) (string, error)) func(context.Context) (string, error) {
+	calls := make(chan struct{}, maxTokenCalls)
+	return func(ctx context.Context) (string, error) {
+		select {
+		case calls <- struct{}{}:
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+		defer func() { <-calls }()
+		return source(ctx)
+	}
 }
 
 // resolve fills the zero fields, checks what each connection will read, and returns the addresses.
