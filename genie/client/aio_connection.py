@@ -289,13 +289,20 @@ class AsyncConnection:
         try:
             context = self._read_credentials(address)
             async with asyncio.timeout(self._servers.attempt_timeout_s):
-                await self._loop.create_connection(
-                    lambda: handler,
-                    endpoint.ip,
-                    address.port,
-                    ssl=context,
-                    server_hostname=address.host if context else None,
-                )
+                for is_last_try in (False, False, True):
+                    forks = _forks.count
+                    await self._loop.create_connection(
+                        lambda handler=handler: handler,
+                        endpoint.ip,
+                        address.port,
+                        ssl=context,
+                        server_hostname=address.host if context else None,
+                    )
+                    if forks == _forks.count or is_last_try:
+                        break
+                    # A child process has a copy of the socket, which `after_fork` did not know: connect again.
+                    self._abandon_transport(handler, reason="")
+                    handler = TransportHandler(self, address)
                 rejection = await self._perform_handshake(handler, attempts)
         except (OSError, UnicodeError) as error:  # including TimeoutError
             if handler is self._handler:
@@ -822,6 +829,20 @@ _connections: weakref.WeakSet[AsyncConnection] = weakref.WeakSet()
 """The connections of all clients, also of those for threads."""
 
 
+class _Forks:
+    """Counts the forks of this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        """Count a fork that begins."""
+        self.count += 1
+
+
+_forks = _Forks()
+
+
 def _after_fork_in_child() -> None:
     """Adapt the copies of all clients in a forked child."""
     for connection in list(_connections):
@@ -829,4 +850,4 @@ def _after_fork_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_forks.add, after_in_child=_after_fork_in_child)

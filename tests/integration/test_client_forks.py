@@ -88,6 +88,32 @@ async def main():
 asyncio.run(main())
 """
 
+KILLED_AFTER_A_FORK_DURING_THE_CONNECT = """
+child = 0
+
+class Loop(asyncio.SelectorEventLoop):
+    def create_connection(self, make_protocol, *args, **options):
+        def fork_and_make_protocol():
+            global child
+            if not child:
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+            return make_protocol()
+
+        return super().create_connection(fork_and_make_protocol, *args, **options)
+
+async def main():
+    async with genie.connect(*address, session_timeout=0.5) as client:
+        await client.acquire("fork/killed", on_disconnect="release", transaction_timeout=3600)
+        print(child, False, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with asyncio.Runner(loop_factory=Loop) as runner:
+    runner.run(main())
+"""
+
 CONNECTING = """
 import socket
 servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
@@ -150,7 +176,11 @@ def test_two_processes_that_open_copies_of_a_client_do_not_hold_one_lock(genie: 
     assert (errors, output.splitlines()) == ("", ["parent None", "child True"])
 
 
-@pytest.mark.parametrize("program", [KILLED_FOR_THREADS, KILLED], ids=["threads", "asyncio"])
+@pytest.mark.parametrize(
+    "program",
+    [KILLED_FOR_THREADS, KILLED, KILLED_AFTER_A_FORK_DURING_THE_CONNECT],
+    ids=["threads", "asyncio", "connecting"],
+)
 def test_the_end_of_a_process_ends_its_session_although_its_child_runs(genie: Genie, program: str) -> None:
     """The child inherits the socket: while it was open there, the server saw no end of the connection."""
     process = start(genie, program)
