@@ -546,6 +546,7 @@ BROKEN = {
     "an id that no client can read": (edited(0, nextId=2**53), "line 1: Expected `int` <= 9007199254740991"),
     "a clock that cannot advance": (edited(0, clockMs=1e308), "line 1: Expected `float` <= 9007199254740991"),
     "an invalid position": (edited(0, position="x"), "line 1: 'x' is not a position"),
+    "an epoch that is too high": (edited(0, position=f"{2**53}-1"), "line 1: '9007199254740992-1' is not a position"),
     "a record without an id": (edited(1, id=None), "line 2: Object missing required field `id`"),
     "a line with another field": (edited(1, more=1), "line 2: Object contains unknown field `more`"),
     "a record with another field": (

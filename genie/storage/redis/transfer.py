@@ -177,9 +177,11 @@ def _decode_header(line: bytes) -> Header:
         )
     header: Header = _decode(line_number=1, line=line, kind=Header)
     try:
-        decode_position(header.position.encode())
+        is_position = all(0 <= number <= MAX_COUNTER for number in decode_position(header.position.encode()))
     except ValueError:
-        raise TransferError(f"line 1: {header.position!r} is not a position") from None
+        is_position = False
+    if not is_position:
+        raise TransferError(f"line 1: {header.position!r} is not a position")
     return header
 
 
