@@ -68,10 +68,11 @@ class TimeType(click.ParamType[float | None]):
         if not isinstance(value, str):
             return None if value is None else float(value)
         text = value.strip()
-        if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
-            seconds_ago = float(match[1]) * UNITS_S[match[2]]
-            return (time.time() - seconds_ago) * 1000
         try:
+            if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+                seconds_ago = float(match[1]) * UNITS_S[match[2]]
+                moment = datetime.now().astimezone() - timedelta(seconds=seconds_ago)  # not before the year 1
+                return moment.timestamp() * 1000
             if re.fullmatch(r"\d\d:\d\d(:\d\d(\.\d+)?)?", text):
                 return _last_clock_time(text)
             return datetime.fromisoformat(text).astimezone().timestamp() * 1000

@@ -197,6 +197,8 @@ def import_(file: Path, replace: bool, url: str, namespace: str) -> None:
     The namespace must be empty, unless --replace is given. Stop its servers first. Afterwards the first server that is
     started leads the namespace, with the locks of the file.
     """
+    if str(file) == "-" and sys.stdin is None:  # genie was started with a closed stdin
+        raise InvalidArgument("cannot read the export: the standard input is closed")
     try:
         with click.open_file(str(file), "rb") as lines:
             header, state = decode_export(lines)

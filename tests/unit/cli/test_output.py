@@ -1,4 +1,4 @@
-"""Commands whose output cannot be written end with an error in one line, and a closed stdout is no error."""
+"""Commands whose output cannot be written, or whose input cannot be read, end with an error in one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 import pytest
 
 from genie.cli.output import output_columns
-from genie.cli.store import _open_output
+from genie.cli.store import _open_output, import_
 from genie.cli.watch import _PipeMonitor
 from support.processes.programs import start_genie
 
@@ -32,6 +32,12 @@ def test_an_export_to_a_closed_stdout_is_an_error_in_one_line(monkeypatch: pytes
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(click.ClickException, match="the standard output is closed"), _open_output(Path("-")):
         pass
+
+
+def test_an_import_from_a_closed_stdin_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(click.ClickException, match="the standard input is closed"):
+        import_.main([], standalone_mode=False)
 
 
 async def test_a_watch_with_a_closed_stdout_monitors_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

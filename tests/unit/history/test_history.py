@@ -378,7 +378,7 @@ def test_a_window_may_end_later_today_or_after_midnight(monkeypatch: pytest.Monk
         read_window(2.0, 1.0)
 
 
-@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31T23:59", "yesterday", "25:00"])
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31T23:59", "yesterday", "25:00", "999999d", "9" * 400 + "s"])
 def test_a_time_that_does_not_exist_is_rejected(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo" if text.startswith("0") else "America/New_York")
     time.tzset()
