@@ -365,7 +365,7 @@ export class Session implements ConnectionHandler {
 
   /** The server may execute an `extend` that shortens a lock although no answer arrives. */
   #shorten(request: Request, extend: Command): void {
-    const endsAt = extend.sentAt + (extend.transactionTimeout ?? Infinity);
+    const endsAt = extend.sentAt + (extend.transactionTimeout || Infinity); // the server rejects 0
     if (request.state !== 'held' || endsAt >= request.expiresAt) return;
     request.expiresAt = endsAt;
     request.shortenedBy = extend;

@@ -478,6 +478,19 @@ test('an extension whose caller has given up counts, and is not repeated', async
   assert.equal(connection.unread, 0);
 });
 
+test('an extension by 0 ms, which the server rejects, does not end the lock', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a');
+  await connection.grant(3);
+  const lock = await acquired;
+  const rejected = assert.rejects(lock.extend(0), RejectedError);
+  const { ref } = await connection.expect('extend');
+  connection.send('error', { code: 'bad-request', message: 'at least 1', ref });
+  await rejected;
+  assert.ok(lock.held);
+});
+
 test('the watchdog extends a lock until it is released', async () => {
   await using fake = await connected();
   const { client, connection } = fake;
