@@ -1,9 +1,10 @@
 """Caches of wallets: their unspent tokens, loaded from the store and kept current by its change
 feed.
 
-`TokenPool` and `AmountIndex` draw tokens at random; `WalletCache` is one wallet; `WalletCaches` are
-all wallets in use. A wallet may have a hundred thousand tokens, and a selection needs five: so
-adding, removing and drawing a token take constant time.
+`TokenPool` and `AmountIndex` draw tokens at random; `WalletTokens` keeps held tokens out of the
+draws; `WalletCache` is one wallet; `WalletCaches` are all wallets in use. A wallet may have a
+hundred thousand tokens, most of them held, and a selection needs five: so adding, removing and
+drawing a token take constant time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from itertools import chain, count
 from random import random
 from typing import Any, Literal
 
@@ -56,6 +58,11 @@ class TokenPool:
         """Add a token that is not in the pool."""
         self._position_by_id[token.id] = len(self._tokens)
         self._tokens.append(token)
+
+    def update(self, token_by_id: dict[str, Token]) -> None:
+        """Add many tokens that are not in the pool."""
+        self._position_by_id.update(zip(token_by_id, count(len(self._tokens)), strict=False))
+        self._tokens.extend(token_by_id.values())
 
     def pop(self, id: str) -> Token:
         """Remove a token that is in the pool, and return it."""
@@ -128,6 +135,106 @@ class AmountIndex:
         if pool is None:
             pool = self._pool_by_amount[amount] = TokenPool(self._position_by_id)
         return pool
+
+
+class WalletTokens:
+    """The tokens of one wallet: candidates, and tokens that are set aside because they are held. Only
+    candidates are drawn, so that held tokens cost a draw nothing.
+
+    Invariants:
+        - Each token is either a candidate, or in `reserved`, or in `locked`.
+        - A token in `reserved` was reserved by this selector, and a token in `locked` was locked by
+          another client, when it was set aside. Since then no end of a hold was reported, because each
+          report puts the token back (`put_back`, `put_back_locked`). So it is still held.
+        - `held_amount` is the sum of the tokens in `reserved` and `locked`.
+        - The ids of these tokens are in `held_ids`, a set that all wallets share.
+
+    A candidate may be held, too, until a draw finds it and sets it aside.
+    """
+
+    __slots__ = ("_by_amount", "_held_ids", "candidates", "held_amount", "locked", "reserved")
+
+    def __init__(self, held_ids: set[str]) -> None:
+        self._held_ids = held_ids
+        self.candidates = TokenPool()
+        """The tokens that may be free."""
+        self._by_amount: AmountIndex | None = None
+        """The candidates by amount. Built when a selection first prefers small or large tokens, then
+        kept current.
+        """
+        self.reserved: dict[str, Token] = {}
+        """By token id: tokens that this selector has reserved."""
+        self.locked: dict[str, Token] = {}
+        """By token id: tokens on which the watch has observed a lock."""
+        self.held_amount = 0
+
+    def __len__(self) -> int:
+        return len(self.candidates) + len(self.reserved) + len(self.locked)
+
+    def __iter__(self) -> Iterator[Token]:
+        return chain(self.candidates, self.held())
+
+    def __contains__(self, id: str) -> bool:
+        return id in self.candidates or id in self.locked or id in self.reserved
+
+    def held(self) -> Iterator[Token]:
+        """Iterate over the tokens that are set aside."""
+        return chain(self.reserved.values(), self.locked.values())
+
+    def held_amount_of(self, id: str) -> int:
+        """Return the amount of a token, or 0 if it is not set aside."""
+        token = self.locked.get(id) or self.reserved.get(id)
+        return 0 if token is None else token.amount
+
+    def add(self, token: Token) -> None:
+        """Add a token that is not in the wallet, as a candidate."""
+        self.candidates.add(token)
+        if self._by_amount is not None:
+            self._by_amount.add(token)
+
+    def pop(self, id: str) -> Token:
+        """Remove a token of the wallet, and return it."""
+        self.put_back(id)
+        return self._pop_candidate(id)
+
+    def _pop_candidate(self, id: str) -> Token:
+        token = self.candidates.pop(id)
+        if self._by_amount is not None:
+            self._by_amount.remove(token)
+        return token
+
+    def draw(self, prefer: Prefer | None) -> Iterator[Token]:
+        """Iterate over the candidates: the smallest or the largest first as `prefer` says, or in random
+        order (None). The tokens must not change during the iteration.
+        """
+        if prefer is None:
+            return self.candidates.draw()
+        if self._by_amount is None:
+            self._by_amount = AmountIndex(self.candidates)
+        return self._by_amount.draw(prefer)
+
+    def set_aside(self, *, reserved: Iterable[Token] = (), locked: Iterable[Token] = ()) -> None:
+        """Set candidates aside that this selector has reserved, or that other clients have locked."""
+        for tokens, held in ((reserved, self.reserved), (locked, self.locked)):
+            for token in tokens:
+                held[token.id] = self._pop_candidate(token.id)
+                self._held_ids.add(token.id)
+                self.held_amount += token.amount
+
+    def put_back(self, id: str) -> None:
+        """Make a token a candidate again, if it is set aside."""
+        token = self.locked.pop(id, None) or self.reserved.pop(id, None)
+        if token is not None:
+            self.held_amount -= token.amount
+            self.add(token)
+
+    def put_back_locked(self) -> None:
+        """Make all tokens in `locked` candidates again."""
+        if self.locked:
+            self.candidates.update(self.locked)
+            self.locked = {}
+            self.held_amount = sum(token.amount for token in self.reserved.values())
+            self._by_amount = None
 
 
 # -- one wallet -----------------------------------------------------------------------------------------------
@@ -231,16 +338,15 @@ class Waiter:
 class WalletCache:
     """The unspent tokens of one wallet.
 
-    `caches_with_waiters` is a set that all caches share. A cache adds itself to this set while
-    selections wait for the cache's tokens. `is_free` returns whether no transaction is known to hold a
+    `caches_with_waiters` and `held_ids` are sets that all caches share. A cache adds itself to the first
+    while selections wait for the cache's tokens, and adds the tokens that it sets aside to the second.
+    `is_free` returns whether no transaction is known to hold a
     token.
     """
 
     __slots__ = (
-        "_by_amount",
         "_caches_with_waiters",
         "_is_free",
-        "_pool",
         "_satisfied",
         "_waiters",
         "is_consistent",
@@ -249,20 +355,18 @@ class WalletCache:
         "load",
         "load_count",
         "load_started_at",
+        "tokens",
         "wallet",
     )
 
-    def __init__(self, wallet: Wallet, caches_with_waiters: set[WalletCache], is_free: Callable[[str], bool]) -> None:
+    def __init__(
+        self, wallet: Wallet, caches_with_waiters: set[WalletCache], held_ids: set[str], is_free: Callable[[str], bool]
+    ) -> None:
         self.wallet = wallet
         self._caches_with_waiters = caches_with_waiters
         """Shared by all caches: contains a cache while selections wait for the cache's tokens."""
         self._is_free = is_free
-        self._pool = TokenPool()
-        """The tokens."""
-        self._by_amount: AmountIndex | None = None
-        """The tokens by amount. Built when a selection first prefers small or large tokens, then kept
-        current.
-        """
+        self.tokens = WalletTokens(held_ids)
         self._waiters: dict[Waiter, None] = {}
         """The selections that wait for tokens, the longest waiting first."""
         self._satisfied: dict[Waiter, None] = {}
@@ -283,23 +387,13 @@ class WalletCache:
         """True if the last load has read the wallet as it was at one point in time."""
 
     def __len__(self) -> int:
-        return len(self._pool)
+        return len(self.tokens)
 
     def __iter__(self) -> Iterator[Token]:
-        return iter(self._pool)
+        return iter(self.tokens)
 
     def __contains__(self, id: str) -> bool:
-        return id in self._pool
-
-    def draw(self, prefer: Prefer | None) -> Iterator[Token]:
-        """Iterate over the tokens: the smallest or the largest first as `prefer` says, or in random
-        order (None). The cache must not change during the iteration.
-        """
-        if prefer is None:
-            return self._pool.draw()
-        if self._by_amount is None:
-            self._by_amount = AmountIndex(self._pool)
-        return self._by_amount.draw(prefer)
+        return id in self.tokens
 
     # -- changes --------------------------------------------------------------------------------------------
 
@@ -330,7 +424,7 @@ class WalletCache:
             return []
         load.page_count += 1
         load.token_by_id.update((token.id, token) for token in tokens)
-        new = [token for token in tokens if token.id not in load.spent_ids and token.id not in self._pool]
+        new = [token for token in tokens if token.id not in load.spent_ids and token.id not in self.tokens]
         for token in new:
             self._insert(token)
         return new
@@ -350,7 +444,7 @@ class WalletCache:
         removed: list[Token] = []
         if error is None:
             removed = [
-                token for token in self._pool if token.id not in load.token_by_id and token.id not in load.added_ids
+                token for token in self.tokens if token.id not in load.token_by_id and token.id not in load.added_ids
             ]
             previous = {} if self.last_load is None else self.last_load.token_by_id
             unchanged = not load.spent_ids and not load.added_ids and load.token_by_id.keys() == previous.keys()
@@ -402,7 +496,7 @@ class WalletCache:
             asyncio.get_running_loop().call_soon(self._wake_next)
 
     def _has_free(self, id: str) -> bool:
-        return id in self._pool and self._is_free(id)
+        return id in self.tokens and self._is_free(id)
 
     async def wait(self, missing_amount: int, surplus_amount: int, where: Where | None, deadline: float | None) -> bool:
         """Wait until tokens worth `missing_amount` become free. Only tokens that `where` accepts count.
@@ -433,24 +527,18 @@ class WalletCache:
             waiter.wake()
 
     def _insert(self, token: Token) -> None:
-        """Insert a token into the pool and the index, and notify the waiting selections. Has no
-        effect if the token is present already.
+        """Insert a token, and notify the waiting selections. Has no effect if the token is present
+        already.
         """
-        if token.id not in self._pool:
-            self._pool.add(token)
-            if self._by_amount is not None:
-                self._by_amount.add(token)
+        if token.id not in self.tokens:
+            self.tokens.add(token)
             for waiter in self._waiters:
                 waiter.on_wallet_changed(token, 1)
 
     def _delete(self, id: str) -> None:
-        """Delete a token from the pool and the index, and notify the waiting selections. Has no
-        effect if the token is absent.
-        """
-        if id in self._pool:
-            token = self._pool.pop(id)
-            if self._by_amount is not None:
-                self._by_amount.remove(token)
+        """Delete a token, and notify the waiting selections. Has no effect if the token is absent."""
+        if id in self.tokens:
+            token = self.tokens.pop(id)
             for waiter in self._waiters:
                 waiter.on_wallet_changed(token, -1)
 
@@ -476,10 +564,14 @@ class WalletCaches:
         self._tracker = tracker
         self._guard = guard
         tracker.on_free = self.on_free
+        tracker.on_changed = self.put_back
+        tracker.on_cleared = self.put_back_locked
         self._caches: OrderedDict[Wallet, WalletCache] = OrderedDict()
         """By wallet, the least recently used first."""
         self._caches_with_waiters: set[WalletCache] = set()
         """The caches for whose tokens selections wait."""
+        self._held_ids: set[str] = set()
+        """Ids of all tokens that a cache has set aside."""
         self._tokens: dict[str, Token] = {}
         """All tokens that are in a cache, by id."""
         self._expected_ids: set[str] = set()
@@ -523,7 +615,7 @@ class WalletCaches:
         cache = self._caches.get(wallet)
         if cache is None:
             self._evict_idle(now)
-            cache = self._caches[wallet] = WalletCache(wallet, self._caches_with_waiters, self._is_free)
+            cache = self._caches[wallet] = WalletCache(wallet, self._caches_with_waiters, self._held_ids, self._is_free)
         else:
             self._caches.move_to_end(wallet)
         cache.last_used_at = now
@@ -556,6 +648,7 @@ class WalletCaches:
     def on_spent(self, id: str) -> None:
         """Remove a spent token from the caches of its owner's and its account's wallets."""
         self._expected_ids.discard(id)
+        self.put_back(id)
         token = self._tokens.pop(id, None)
         for cache in self._caches_of(token):
             cache.remove(id)
@@ -588,13 +681,28 @@ class WalletCaches:
         self._expected_ids.difference_update(token.id for token in expected)
 
     def on_free(self, id: str) -> None:
-        """Notify the selections that wait for tokens of a token's wallets: the token may have
-        become free.
+        """Make a token a candidate of its wallets again, because it may have become free, and notify the
+        selections that wait for tokens of its wallets.
         """
+        self.put_back(id)
         if self._caches_with_waiters:
             token = self._tokens.get(id)
             if token is not None:
                 self._notify_waiters(token)
+
+    def put_back(self, id: str) -> None:
+        """Make a token a candidate of its wallets again, because one of its holds has ended."""
+        if id in self._held_ids:
+            self._held_ids.discard(id)
+            for cache in self._caches_of(self._tokens[id]):
+                cache.tokens.put_back(id)
+
+    def put_back_locked(self) -> None:
+        """Make all tokens on which the watch has observed a lock candidates of their wallets again."""
+        self._held_ids.clear()
+        for cache in self._caches.values():
+            cache.tokens.put_back_locked()
+            self._held_ids.update(cache.tokens.reserved)
 
     def retry_waiters(self) -> None:
         """Wake the waiting selections of all wallets, one after the other, which then try again."""
@@ -677,6 +785,7 @@ class WalletCaches:
 
     def _discard(self, token: Token) -> None:
         """Remove a token from `_tokens`, the tokens by id, unless a cache still contains it."""
+        self.put_back(token.id)
         if not any(token.id in cache for cache in self._caches_of(token)):
             self._tokens.pop(token.id, None)
 

@@ -85,11 +85,10 @@ async def acquire(
     locked by each request stay locked while the next request is made.
     """
     grants = Grants(asyncio.get_running_loop().time(), tracker)
-    chunks = list(split_by_request(tokens))
     free = locked = 0
     try:
-        for chunk in chunks:
-            is_last = chunk is chunks[-1]
+        for chunk in split_by_request(tokens):
+            is_last = chunk[-1] is tokens[-1]
             shortfall = await _acquire_chunk(
                 client, grants, chunk, amount=amount, transaction=transaction, lease=lease, is_last=is_last
             )

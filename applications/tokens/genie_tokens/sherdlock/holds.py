@@ -7,8 +7,9 @@ all token locks. `LockSubscription` opens this watch only while its use outweigh
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -22,6 +23,10 @@ TRUSTED_LEASES = 2
 """Number of lease durations after which an observed lock counts as ended, in case its end was not
 reported: if very many locks are held, a watch reports neither all of them nor the end of all.
 """
+EXPIRY_INTERVAL_S = 1.0
+"""Interval in which observed locks that are no longer trusted are removed."""
+MAX_EXPIRED = 1_000
+"""Maximum number of reservations, and of observed locks, that one call of `expire` removes."""
 MAX_RELEASED_LOCKS = 10_000
 """Locks released by this selector whose `unlocked` event is still expected. Genie buffers at most
 this many messages for one watcher.
@@ -64,23 +69,48 @@ class LockTracker:
     """The holders of tokens: reservations of this selector, and locks that the watch has reported.
 
     `lease` is in seconds. `on_free` is called with the id of each token that becomes free.
+    `on_changed` is called with the id of each other token of which a hold has ended: it may be held
+    by another transaction still. `on_cleared` is called when all observed locks are discarded.
     """
 
-    __slots__ = ("_duplicates", "_expiring", "_released_ids", "_trusted_s", "observed_locks", "on_free", "reservations")
+    __slots__ = (
+        "_by_expiry",
+        "_by_transaction",
+        "_duplicates",
+        "_next_check_at",
+        "_observed_ids",
+        "_released_ids",
+        "_trusted_s",
+        "observed_locks",
+        "on_changed",
+        "on_cleared",
+        "on_free",
+        "reservations",
+    )
 
     def __init__(self, lease: float) -> None:
         self._trusted_s = TRUSTED_LEASES * lease
         """How long a lock counts as held after the watch has reported it."""
         self.on_free: Callable[[str], object] = _ignore
         """Called with the id of each token that becomes free."""
+        self.on_changed: Callable[[str], object] = _ignore
+        """Called with the id of each token of which a hold has ended, unless `on_free` is called."""
+        self.on_cleared: Callable[[], object] = _ignore
+        """Called when all observed locks have been discarded."""
         self.reservations: dict[str, Reservation] = {}
         """By token id: this selector's reservation of the token, which may have expired."""
         self.observed_locks: dict[str, ObservedLock] = {}
         """By token id: the lock that the watch has reported. Includes locks of this selector."""
         self._duplicates: dict[str, list[ObservedLock]] = {}
         """By token id: further locks on the same token. A transaction can lock a token twice."""
-        self._expiring: deque[Reservation] = deque()
-        """Reservations whose locks are not released (`runs_to_expiry`), the oldest first."""
+        self._observed_ids: dict[str | None, dict[str, None]] = {}
+        """By transaction: the ids of the tokens with an observed lock of the transaction."""
+        self._by_transaction: dict[str, set[Reservation]] = {}
+        """The reservations whose locks were granted, by transaction."""
+        self._by_expiry: OrderedDict[Reservation, None] = OrderedDict()
+        """The same reservations, about in the order in which they expire."""
+        self._next_check_at = -inf
+        """When `expire` checks the observed locks again (event-loop seconds)."""
         self._released_ids: dict[int, None] = {}
         """Ids of locks released by this selector whose `unlocked` event is expected, oldest first.
         """
@@ -119,6 +149,19 @@ class LockTracker:
         """Return whether any transaction holds a token, according to the watch or this selector."""
         return self.observed_lock(id, now) is not None or self.local_reservation(id, now) is not None
 
+    def granted_ids(self, transaction: str, now: float) -> set[str]:
+        """Return the ids of the tokens that Genie has granted to reservations of a transaction."""
+        return {
+            id
+            for reservation in self._by_transaction.get(transaction, ())
+            for id in reservation.token_ids
+            if self.local_reservation(id, now) is reservation
+        }
+
+    def observed_ids(self, transaction: str) -> Iterable[str]:
+        """Return the ids of the tokens on which the watch has reported a lock of a transaction."""
+        return self._observed_ids.get(transaction, {})
+
     # -- this selector's reservations ------------------------------------------------------------------------
 
     def reserve(self, reservation: Reservation) -> None:
@@ -136,28 +179,70 @@ class LockTracker:
         for id in reservation.token_ids - granted_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
+                self.on_changed(id)
         reservation.token_ids = granted_ids
         self.reserve(reservation)
+
+    def renew(self, reservation: Reservation, expires_at: float) -> None:
+        """Record that Genie has granted or extended the locks of a reservation, which expire at
+        `expires_at` (event-loop seconds).
+        """
+        reservation.expires_at = expires_at
+        self._by_expiry[reservation] = None
+        self._by_expiry.move_to_end(reservation)
+        self._by_transaction.setdefault(reservation.transaction, set()).add(reservation)
+        for id in reservation.token_ids:
+            self.reservations.setdefault(id, reservation)  # it may have expired while the locks were being extended
 
     def drop(self, reservation: Reservation) -> None:
         """Remove a reservation, and report its tokens as free, except tokens on which the watch has
         observed a lock.
         """
+        self._forget(reservation)
         for id in reservation.token_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
-                if id not in self.observed_locks:
-                    self.on_free(id)
+                self._report_end(id)
 
     def keep_until_expiry(self, reservation: Reservation, now: float) -> None:
-        """Let a reservation end only when its locks expire. Drops the reservations from earlier
-        calls whose locks have expired by the time `now`.
+        """Let a reservation end only when its locks expire. Drops the reservations that have expired by
+        the time `now`.
         """
-        if not reservation.runs_to_expiry:
-            reservation.runs_to_expiry = True
-            self._expiring.append(reservation)
-        while self._expiring and self._expiring[0].expires_at <= now:
-            self.drop(self._expiring.popleft())
+        reservation.runs_to_expiry = True
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Drop the reservations that have expired by the time `now`, and remove the observed locks that
+        are no longer trusted: of both at most `MAX_EXPIRED`. Must be called before each selection,
+        because there are no timers.
+        """
+        for _ in range(MAX_EXPIRED):
+            oldest = next(iter(self._by_expiry), None)
+            if oldest is None or oldest.expires_at > now:
+                break
+            self.drop(oldest)
+        if now >= self._next_check_at:
+            self._next_check_at = now + EXPIRY_INTERVAL_S
+            outdated = takewhile(lambda item: now - item[1].observed_at > self._trusted_s, self.observed_locks.items())
+            for id, lock in list(islice(outdated, MAX_EXPIRED)):
+                self._remove(id, lock.id)
+                self._report_end(id)
+
+    def _forget(self, reservation: Reservation) -> None:
+        """Remove a reservation from the indexes by transaction and by expiry, if it is there."""
+        self._by_expiry.pop(reservation, None)
+        same_transaction = self._by_transaction.get(reservation.transaction)
+        if same_transaction is not None:
+            same_transaction.discard(reservation)
+            if not same_transaction:
+                del self._by_transaction[reservation.transaction]
+
+    def _report_end(self, id: str) -> None:
+        """Report that a hold of a token has ended."""
+        if id in self.observed_locks:
+            self.on_changed(id)
+        else:
+            self.on_free(id)
 
     def on_released(self, lock_id: int, ids: Iterable[str]) -> None:
         """Record that Genie has confirmed the release of a lock of this selector on these tokens.
@@ -170,6 +255,7 @@ class LockTracker:
             del self._released_ids[next(iter(self._released_ids))]  # the oldest
         for id in ids:
             self._remove(id, lock_id)
+            self.on_changed(id)
 
     # -- events of the watch ---------------------------------------------------------------------------------
 
@@ -177,6 +263,8 @@ class LockTracker:
         """Discard all observed locks, because the watch has ended, or begins again with a snapshot."""
         self.observed_locks.clear()
         self._duplicates.clear()
+        self._observed_ids.clear()
+        self.on_cleared()
 
     def on_locked(self, id: str, lock_id: int, transaction: str | None, now: float) -> None:
         """Add a lock that the watch has reported for a token. Ignored if this selector has released
@@ -185,6 +273,7 @@ class LockTracker:
         if lock_id in self._released_ids:
             return
         observed = ObservedLock(lock_id, transaction, now)
+        self._observed_ids.setdefault(transaction, {})[id] = None
         if id in self.observed_locks:
             self._duplicates.setdefault(id, []).append(observed)
         else:
@@ -196,8 +285,7 @@ class LockTracker:
         """
         self._released_ids.pop(lock_id, None)
         self._remove(id, lock_id)
-        if id not in self.observed_locks:
-            self.on_free(id)
+        self._report_end(id)
 
     def _remove(self, id: str, lock_id: int) -> None:
         """Remove an observed lock on a token; has no effect if the lock is unknown. If there are
@@ -209,11 +297,19 @@ class LockTracker:
             self.observed_locks[id] = remaining[0]  # it exists, because there were at least two locks
             if len(remaining) > 1:
                 self._duplicates[id] = remaining[1:]
+            for transaction in {lock.transaction for lock in locks} - {lock.transaction for lock in remaining}:
+                self._remove_observed_id(id, transaction)
         elif id in self.observed_locks and self.observed_locks[id].id == lock_id:
-            del self.observed_locks[id]
+            self._remove_observed_id(id, self.observed_locks.pop(id).transaction)
+
+    def _remove_observed_id(self, id: str, transaction: str | None) -> None:
+        ids = self._observed_ids[transaction]
+        del ids[id]
+        if not ids:
+            del self._observed_ids[transaction]
 
 
-def _ignore(_id: str) -> None:
+def _ignore(*_: object) -> None:
     pass
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 from random import random
 from typing import Any, NamedTuple
 
@@ -102,8 +103,8 @@ class Candidates:
     """Tokens to request, in this order. The first `needed_count` tokens reach the amount; the rest are
     spares.
 
-    `complete` is True if the wallet has no further candidates. `skipped_count` is the number of tokens
-    that were left out because others hold them.
+    `complete` is True if the wallet has no further candidates. `skipped_count` is about the number of
+    tokens that were left out because others hold them.
     """
 
     tokens: list[Token]
@@ -119,6 +120,16 @@ class Candidates:
         return self.skipped_count > spare_count(self.needed_count)
 
 
+MAX_HELD_IN_DRAW = 1_000
+"""Maximum number of held tokens that one draw sets aside, so that it takes some milliseconds."""
+
+
+class TooManyHeld(Exception):
+    """A draw has found `MAX_HELD_IN_DRAW` held tokens, and has set them aside. The event loop should
+    do other work before the next draw.
+    """
+
+
 def pick_candidates(
     request: SelectionRequest,
     cache: WalletCache,
@@ -132,51 +143,71 @@ def pick_candidates(
     spare tokens in case others hold some of them. Skips tokens that are known to be locked.
 
     Uses the preferred order, or the largest tokens first if the preferred order would need more than
-    `request.limit` tokens. Returns None if the amount can't be reached within the limit.
+    `request.limit` tokens. Returns None if the amount can't be reached within the limit. Raises
+    TooManyHeld if it must be called again in a later iteration of the event loop.
 
     With `include_own`, tokens that the same transaction has locked are included, unless a selection
     of this selector has reserved them. `spare_factor` multiplies the usual number of spare tokens.
     """
-    candidates = _take_candidates(
-        request, cache.draw(request.prefer), tracker, now, include_own=include_own, spare_factor=spare_factor
-    )
-    if request.limit is not None and candidates is not None and candidates.needed_count > request.limit:
-        candidates = _take_candidates(
-            request, cache.draw("large"), tracker, now, include_own=include_own, spare_factor=spare_factor
-        )
-        if candidates is not None and candidates.needed_count > request.limit:
+    candidates = _take_candidates(request, cache, tracker, now, include_own=include_own, spare_factor=spare_factor)
+    limit = request.limit
+    if limit is not None and candidates is not None and candidates.needed_count > limit:
+        request = replace(request, prefer="large")
+        candidates = _take_candidates(request, cache, tracker, now, include_own=include_own, spare_factor=spare_factor)
+        if candidates is not None and candidates.needed_count > limit:
             return None
     return candidates
 
 
+@dataclass(slots=True)
+class HeldTokens:
+    """Tokens that this selector has reserved, and tokens that others have locked."""
+
+    reserved: list[Token] = field(default_factory=list)
+    locked: list[Token] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.reserved) + len(self.locked)
+
+    def add_if_held(self, token: Token, tracker: LockTracker, now: float, *, own: str | None) -> bool:
+        """Add a token if it is held. Returns whether it is. A lock of the transaction `own` does not count."""
+        if tracker.local_reservation(token.id, now) is not None:
+            self.reserved.append(token)
+            return True
+        lock = tracker.observed_lock(token.id, now)
+        if lock is not None and (own is None or lock.transaction != own):
+            self.locked.append(token)
+            return True
+        return False
+
+
 def _take_candidates(
     request: SelectionRequest,
-    drawn: Iterator[Token],
+    cache: WalletCache,
     tracker: LockTracker,
     now: float,
     *,
     include_own: bool,
     spare_factor: int,
 ) -> Candidates | None:
-    """Take tokens from the iterator `drawn` until they reach the amount and there are enough
-    spares. Tokens that are known to be held, or that `where` rejects, are skipped. Returns None if
-    the tokens don't reach the amount.
+    """Draw tokens in the preferred order until they reach the amount and there are enough spares.
+    Tokens that `where` rejects are skipped; tokens that are known to be held are set aside. Returns
+    None if the tokens don't reach the amount.
     """
-    missing, where, transaction = request.amount, request.where, request.transaction
-    # Most tokens are in neither dict: looking them up here is faster than calling the tracker.
+    missing, where = request.amount, request.where
+    own = request.transaction if include_own else None
     reservations, observed = tracker.reservations, tracker.observed_locks
     tokens: list[Token] = []
+    held = HeldTokens()
     target_count = -1  # the number of tokens to take, spares included; unknown until the amount is reached
-    needed_count = skipped_count = 0
-    for token in drawn:
-        id = token.id
-        if id in reservations and tracker.local_reservation(id, now) is not None:
+    needed_count = 0
+    complete = True
+    for token in cache.tokens.draw(request.prefer):
+        # Most tokens are in neither dict: looking them up here is faster than a call.
+        if (token.id in reservations or token.id in observed) and held.add_if_held(token, tracker, now, own=own):
+            if len(held) == MAX_HELD_IN_DRAW:
+                break
             continue
-        if id in observed:
-            lock = tracker.observed_lock(id, now)
-            if lock is not None and not (include_own and lock.transaction == transaction):
-                skipped_count += 1
-                continue
         if where is not None and not where(token):
             continue
         tokens.append(token)
@@ -186,8 +217,24 @@ def _take_candidates(
                 needed_count = len(tokens)
                 target_count = needed_count + spare_count(needed_count) * spare_factor
         elif len(tokens) >= target_count:
-            return Candidates(tokens, needed_count, complete=False, skipped_count=skipped_count)
-    return Candidates(tokens, needed_count, complete=True, skipped_count=skipped_count) if target_count >= 0 else None
+            complete = False
+            break
+    cache.tokens.set_aside(reserved=held.reserved, locked=held.locked)
+    if len(held) == MAX_HELD_IN_DRAW:
+        raise TooManyHeld
+    if target_count < 0:
+        return None
+    skipped_count = expected_skips(cache, len(tokens), prefer=request.prefer)
+    return Candidates(tokens, needed_count, complete=complete, skipped_count=skipped_count)
+
+
+def expected_skips(cache: WalletCache, taken_count: int, *, prefer: Prefer | None) -> int:
+    """Return about how many tokens that others hold a draw of `taken_count` free tokens would have
+    found, if none had been set aside. In an order by amount all of them count, because others
+    probably prefer the same tokens.
+    """
+    locked_count = len(cache.tokens.locked)
+    return locked_count if prefer else locked_count * taken_count // (len(cache.tokens.candidates) + 1)
 
 
 def all_candidates(
@@ -200,11 +247,19 @@ def all_candidates(
     Used for the last attempt: the reports may be outdated, so the server decides.
     """
     free: list[Token] = []
-    locked: list[Token] = []
-    for token in cache.draw("large" if request.limit is not None else request.prefer):
-        if tracker.local_reservation(token.id, now) is None and request.accepts(token):
-            is_locked = tracker.held_by_other(token.id, request.transaction, now)
-            (locked if is_locked else free).append(token)
+    held = HeldTokens()
+    order: Prefer | None = "large" if request.limit is not None else request.prefer
+    for token in filter(request.accepts, cache.tokens.draw(order)):
+        if not held.add_if_held(token, tracker, now, own=request.transaction):
+            free.append(token)  # noqa: PERF401 - the condition adds to a list, too
+    reservations = tracker.reservations  # a token may have been reserved after it was set aside as locked
+    locked = held.locked + [
+        token
+        for token in cache.tokens.locked.values()
+        if (token.id not in reservations or tracker.local_reservation(token.id, now) is None) and request.accepts(token)
+    ]
+    if order is not None:  # otherwise they are in the random order in which draws have set them aside
+        locked.sort(key=lambda token: token.amount, reverse=order == "large")
     tokens = free + locked
     reached = 0
     for needed_count, token in enumerate(tokens, 1):
@@ -233,21 +288,32 @@ class Balance:
         """Compute the balance of `tokens` for a request. Excludes tokens that `where` rejects, and
         tokens that this selector holds for the same transaction.
         """
-        free: list[int] = []
-        locked: list[int] = []
-        for token in tokens:
-            if not request.accepts(token):
-                continue
-            reservation = tracker.local_reservation(token.id, now)
-            if reservation is None:
-                is_locked = tracker.held_by_other(token.id, request.transaction, now)
-                (locked if is_locked else free).append(token.amount)
-            elif reservation.pending or reservation.transaction != request.transaction:
-                locked.append(token.amount)  # a pending request may fail, which frees the token
+        return cls._sum(request, *_divide_amounts(request, tokens, tracker, now))
+
+    @classmethod
+    def of_wallet(cls, request: SelectionRequest, cache: WalletCache, tracker: LockTracker, now: float) -> Balance:
+        """Compute the balance of a wallet for a request, like `of`, but without a look at each token
+        that is set aside, unless the request has a `where` or a `limit`.
+        """
+        tokens = cache.tokens
+        for id in tracker.observed_ids(request.transaction):
+            tokens.put_back(id)  # does not count as locked, because this transaction may use it
+        free, locked = _divide_amounts(request, tokens.candidates, tracker, now)
+        own_ids = tracker.granted_ids(request.transaction, now)
+        if request.where is None and request.limit is None:
+            locked.append(tokens.held_amount - sum(map(tokens.held_amount_of, own_ids)))
+        else:
+            where = request.where
+            held = (token for token in tokens.held() if where is None or where(token))
+            locked += [token.amount for token in held if token.id not in own_ids]
+        return cls._sum(request, free, locked)
+
+    @classmethod
+    def _sum(cls, request: SelectionRequest, free: list[int], locked: list[int]) -> Balance:
         balance = cls(free=sum(free), locked=sum(locked))
         if request.limit is not None:
-            balance.largest_free = sum(sorted(free, reverse=True)[: request.limit])
-            balance.largest = sum(sorted(free + locked, reverse=True)[: request.limit])
+            balance.largest_free = sum(nlargest(request.limit, free))
+            balance.largest = sum(nlargest(request.limit, free + locked))
         return balance
 
     def suffices(self, request: SelectionRequest) -> bool:
@@ -280,6 +346,26 @@ class Balance:
         if request.limit is not None and self.largest < request.amount:
             return TooManyTokens(request.amount, limit=request.limit, reached=self.largest_free)
         return FundsLocked(request.amount, free=self.free, locked=self.locked, source=wallet)
+
+
+def _divide_amounts(
+    request: SelectionRequest, tokens: Iterable[Token], tracker: LockTracker, now: float
+) -> tuple[list[int], list[int]]:
+    """Return the amounts of the free tokens, and of the tokens that other transactions hold; see
+    `Balance.of`.
+    """
+    free: list[int] = []
+    locked: list[int] = []
+    for token in tokens:
+        if not request.accepts(token):
+            continue
+        reservation = tracker.local_reservation(token.id, now)
+        if reservation is None:
+            is_locked = tracker.held_by_other(token.id, request.transaction, now)
+            (locked if is_locked else free).append(token.amount)
+        elif reservation.pending or reservation.transaction != request.transaction:
+            locked.append(token.amount)  # a pending request may fail, which frees the token
+    return free, locked
 
 
 # -- the search -------------------------------------------------------------------------------------------------
@@ -390,11 +476,12 @@ class Search:
         self._caches.refresh(cache, now)
         while True:
             self._caches.check_open()
-            match = await self._attempt(request, cache, include_own=budget.has_loaded(cache))
+            include_own = budget.has_loaded(cache)
+            match = await self._attempt(request, cache, include_own=include_own)
             if match is not None:
                 return match
             self._caches.check_open()  # `close` may have been called during the attempt
-            balance = Balance.of(request, cache, self._tracker, self._context.now())
+            balance = Balance.of_wallet(request, cache, self._tracker, self._context.now())
             suffices = balance.suffices(request)
             if budget.must_load(cache, suffices=suffices, is_current=self._caches.is_current(cache)):
                 await self._await_load(request, cache, balance, budget)
@@ -430,8 +517,8 @@ class Search:
         if isinstance(result, Shortfall):
             tracker.narrow(reservation, ())  # no token stays reserved
         else:
-            reservation.expires_at = result.requested_at + self._context.lease
             tracker.narrow(reservation, [token.id for token in result.tokens])
+            tracker.renew(reservation, result.requested_at + self._context.lease)
         return result
 
     # -- attempts -------------------------------------------------------------------------------------------
@@ -445,14 +532,7 @@ class Search:
         spare_factor = 1
         for retries_left in range(self._immediate_retries, -1, -1):
             async with self.mutex.hold(request.transaction):
-                candidates = pick_candidates(
-                    request,
-                    cache,
-                    self._tracker,
-                    self._context.now(),
-                    include_own=include_own,
-                    spare_factor=spare_factor,
-                )
+                candidates = await self._pick(request, cache, include_own=include_own, spare_factor=spare_factor)
                 if candidates is None:
                     return None
                 result = await self._acquire(request, candidates)
@@ -468,6 +548,33 @@ class Search:
             # The last retry requests all tokens.
             spare_factor = spare_factor * SPARE_FACTOR if retries_left > 1 else sys.maxsize
         return None
+
+    async def _pick(
+        self, request: SelectionRequest, cache: WalletCache, *, include_own: bool, spare_factor: int
+    ) -> Candidates | None:
+        """Call `pick_candidates`, in as many iterations of the event loop as it needs."""
+        self._update_candidates(request, cache, include_own=include_own)
+        while True:
+            try:
+                return pick_candidates(
+                    request,
+                    cache,
+                    self._tracker,
+                    self._context.now(),
+                    include_own=include_own,
+                    spare_factor=spare_factor,
+                )
+            except TooManyHeld:
+                await asyncio.sleep(0)
+
+    def _update_candidates(self, request: SelectionRequest, cache: WalletCache, *, include_own: bool) -> None:
+        """Make tokens candidates again whose holds have expired. With `include_own`, also tokens that
+        the same transaction has locked.
+        """
+        self._tracker.expire(self._context.now())
+        if include_own:
+            for id in self._tracker.observed_ids(request.transaction):
+                cache.tokens.put_back(id)
 
     async def _acquire(self, request: SelectionRequest, candidates: Candidates) -> Match | Shortfall:
         """Reserve the needed candidates in the tracker, and request locks on these and on the spare
@@ -494,11 +601,12 @@ class Search:
         request fails.
         """
         async with self.mutex.hold(request.transaction):
+            self._update_candidates(request, cache, include_own=True)
             candidates = all_candidates(request, cache, self._tracker, self._context.now())
             result = None if candidates is None else await self._acquire(request, candidates)
         if isinstance(result, Match):
             return result
-        balance = Balance.of(request, cache, self._tracker, self._context.now())
+        balance = Balance.of_wallet(request, cache, self._tracker, self._context.now())
         if result is not None and request.limit is None and balance.suffices(request):
             # Report the free amount from Genie's reply, because Genie knows all locks.
             locked = balance.free + balance.locked - result.free

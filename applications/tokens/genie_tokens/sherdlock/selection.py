@@ -135,7 +135,8 @@ class SherdlockSelection(Selection):
                 await lock.extend(context.lease)
         except LockLost as error:
             raise SelectionEnded(f"the selection of {self.transaction!r} has ended: {error}") from error
-        self._reservation.expires_at = now + context.lease
+        self._check_active()  # the selection may have been released meanwhile
+        context.tracker.renew(self._reservation, now + context.lease)
 
     def _on_spent(self) -> None:
         """Keep the locks until they expire, so that replicas that have not read the spend yet skip

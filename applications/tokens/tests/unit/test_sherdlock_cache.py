@@ -12,7 +12,7 @@ from sherdlock_world import settle, token, tokens, virtual_time
 
 
 def new_cache() -> WalletCache:
-    return WalletCache(Wallet("Fiat", "GBP", "alice", None), set(), lambda _id: True)
+    return WalletCache(Wallet("Fiat", "GBP", "alice", None), set(), set(), lambda _id: True)
 
 
 def read(cache: WalletCache, *pages: Sequence[Token]) -> list[Token]:
@@ -31,7 +31,7 @@ def test_a_load_adds_new_tokens_and_removes_missing_ones():
     assert read(cache, tokens(3)) == []
     assert read(cache, tokens(2), [token("new", 1)]) == [token("t2", 1)]
     assert ids(cache) == {"t0", "t1", "new"}
-    assert {each.id for each in cache.draw("small")} == ids(cache)
+    assert {each.id for each in cache.tokens.draw("small")} == ids(cache)
 
 
 def test_a_token_spent_during_a_load_is_not_added_by_a_page():
