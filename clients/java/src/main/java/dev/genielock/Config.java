@@ -10,7 +10,6 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Semaphore;
-import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 import java.util.function.Supplier;
 import java.util.regex.Pattern;
@@ -27,6 +26,7 @@ record Config(System.Logger logger, List<Address> addresses, Supplier<SSLContext
     private static final String SERVICE_LINK_PREFIX = "tcp://";
     private static final int MAX_PORT = 65_535;
     private static final int MAX_NOTE = 256;
+    static final int MAX_CALLS = 10; // of a source that run at once
     private static final Pattern HOST_PORT = Pattern.compile("(?:\\[([^\\[\\]/]+)\\]|([^\\[\\]/:]+))(?::(\\d{1,5}))?/?");
 
     /** The address of a server. */
@@ -63,8 +63,8 @@ record Config(System.Logger logger, List<Address> addresses, Supplier<SSLContext
         String port = port(environment, builder.logger);
         var config = new Config(builder.logger,
                 Arrays.stream(list.split("[, ]+")).map(text -> Address.parse(text, isSecure, port)).toList(),
-                oneAtATime("sslContext", builder.sslContext.orElse(() -> Tls.context(environment))),
-                oneAtATime("token", builder.token), builder.namespace, builder.connectTimeout.toNanos(), builder.sessionTimeout.toNanos(),
+                limited("sslContext", builder.sslContext.orElse(() -> Tls.context(environment))),
+                limited("token", builder.token), builder.namespace, builder.connectTimeout.toNanos(), builder.sessionTimeout.toNanos(),
                 builder.responseTimeout.toNanos(), builder.isLazy,
                 builder.defaults.hasNote() ? builder.defaults.note() : defaultNote(environment),
                 builder.defaults.note(""), builder.onEvent, clock);
@@ -75,22 +75,18 @@ record Config(System.Logger logger, List<Address> addresses, Supplier<SSLContext
     }
 
     /**
-     * Lets a source be called by one thread at a time. If it does not return, each attempt to connect fails when its time is over, and
-     * the next attempts do not leave ever more threads behind.
+     * Limits how many calls of a source run at once. If a source does not return, each attempt to connect fails when its time is over,
+     * and leaves its thread behind.
      */
-    private static <T> Supplier<T> oneAtATime(String name, Supplier<T> source) {
-        var isCalled = new Semaphore(1);
+    static <T> Supplier<T> limited(String name, Supplier<T> source) {
+        var calls = new Semaphore(MAX_CALLS);
         return () -> {
-            boolean isFree = false;
+            if (!calls.tryAcquire()) throw new IllegalStateException("the source of " + name + " does not return");
             try {
-                isFree = isCalled.tryAcquire() || isCalled.tryAcquire(Connection.MAX_ATTEMPT, TimeUnit.NANOSECONDS);
-                if (isFree) return source.get();
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
+                return source.get();
             } finally {
-                if (isFree) isCalled.release();
+                calls.release();
             }
-            throw new IllegalStateException("the source of " + name + " does not return");
         };
     }
 

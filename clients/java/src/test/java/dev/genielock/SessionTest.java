@@ -114,7 +114,7 @@ class SessionTest {
         var mayReturn = new CountDownLatch(1);
         try (var other = new FakeServer();
                 var waiting = builder().addresses(other.address()).lazy().token(() -> {
-                    if (calls.incrementAndGet() > 2) { // the first call checks the settings
+                    if (calls.incrementAndGet() == 3) { // the first call checks the settings
                         isCalled.countDown();
                         assertDoesNotThrow(() -> mayReturn.await());
                     }
@@ -126,12 +126,28 @@ class SessionTest {
                 clock.advanceMs(5_000);
                 assertTrue(late.awaitEnd());
             }
-            try (var next = other.accept()) { // it waits until the first call of the source has returned
-                assertEquals(3, calls.get());
-                mayReturn.countDown();
+            try (var next = other.accept()) {
                 assertEquals("token", next.expect("hello").get("token"));
             }
+            mayReturn.countDown();
         }
+    }
+
+    @Test
+    void theCallsOfASourceThatDoNotReturnAreLimited() throws Exception {
+        var isCalled = new CountDownLatch(Config.MAX_CALLS);
+        var mayReturn = new CountDownLatch(1);
+        var source = Config.limited("token", () -> {
+            isCalled.countDown();
+            assertDoesNotThrow(() -> mayReturn.await());
+            return "token";
+        });
+        var callers = IntStream.range(0, Config.MAX_CALLS).mapToObj(i -> onThread(source::get)).toList();
+        isCalled.await();
+        assertThrows(IllegalStateException.class, source::get);
+        mayReturn.countDown();
+        for (var caller : callers) assertEquals("token", get(caller.result()));
+        assertEquals("token", source.get());
     }
 
     @Test
