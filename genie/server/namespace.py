@@ -42,6 +42,8 @@ log = structlog.get_logger()
 
 MEMORY_INTERVAL_S = 10.0
 """Seconds between two reads of the memory that the store of a leader uses."""
+MAX_QUEUE_DRAIN_S = 0.5
+"""Seconds for which a leader that stops executes queued commands. One client may have queued slow commands for many seconds."""
 HISTORY_CLOSE_TIMEOUT_S = 5.0
 """Maximum seconds for which a server that stops waits until the last events of the history are written."""
 
@@ -381,13 +383,15 @@ class Namespace:
     async def drain(self) -> bool:
         """Stop reading commands, wait until the commands that were read are stored, and stop the pipeline.
 
-        Return False if the commands were not stored within the drain timeout.
+        After `MAX_QUEUE_DRAIN_S`, drop the commands that were not executed. Return False if the others were not stored within
+        the drain timeout.
         """
         pipeline = self._current_pipeline
         self._follower.cancel_handover()
         for connection in self._connections_of(pipeline):
             connection.stop_reading()
         drained = True
+        dropping = asyncio.get_running_loop().call_later(MAX_QUEUE_DRAIN_S, pipeline.drop_queued)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
                 await pipeline.drained()
@@ -399,6 +403,7 @@ class Namespace:
                 reason="the store did not acknowledge the last commands",
             )
             drained = False
+        dropping.cancel()
         pipeline.stop()
         return drained
 

@@ -489,6 +489,11 @@ class Pipeline:
             finally:
                 self._drained = None
 
+    def drop_queued(self) -> None:
+        """Drop the queued commands without replies. `drained` then waits only for the commit in flight."""
+        self._scheduler.clear()
+        self._schedule()
+
     def stop(self) -> None:
         """Stop executing commands and sending replies.
 

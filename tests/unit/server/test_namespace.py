@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from genie.config import Settings
 from genie.roles import FollowerRole, Following
+from genie.server import namespace as namespaces
 from genie.server.app import Server
 from genie.server.namespace import Namespace
 from genie.storage.memory import MemoryStore
@@ -149,6 +150,22 @@ async def test_a_stopping_server_does_not_acquire_leadership() -> None:
         await wire.expect("locked")
         await stopping
         assert (busy.resigned, other.commits_after_resigning, busy.commits_after_resigning) == (True, 0, 0)
+
+
+async def test_slow_commands_do_not_delay_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader executes one of them in an iteration of the event loop. Those that it drops have no effect."""
+    monkeypatch.setattr(namespaces, "MAX_QUEUE_DRAIN_S", 0.0)
+    async with serving(a=(store := ControlledStore())) as (server, address):
+        await until(lambda: server.namespaces["a"].is_leader)
+        wire = await connect(address, "a")
+        (connection,) = server.connections
+        connection.data_received(b'{"command":"inspect"}\n' * 1_000)
+        store.transfer_requested.set()
+        answers = 0
+        while (await wire.receive())[0] != "closed":
+            answers += 1
+        assert store.resigned
+        assert answers < 500
 
 
 class UnreadableStore(ControlledStore):
