@@ -7,7 +7,7 @@ the server in this module has a time limit, because the drivers would wait forev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -69,21 +69,20 @@ async def open_connection(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]
     finally:
         was_checked_out = connection.sync_connection is not None
         if was_checked_out:
-            await run_to_completion(_close(connection))
-
-
-async def _close(connection: AsyncConnection) -> None:
-    """Return a connection to its pool. If that takes longer than `CLOSE_TIMEOUT_S`, the pool discards the connection."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await connection.close()
+            # If it takes too long, the pool discards the connection.
+            await run_to_completion(_limit_close(connection.close()))
 
 
 async def close_engine(engine: AsyncEngine) -> None:
     """Close the connections of an engine's pool. After `CLOSE_TIMEOUT_S` the rest is left to the garbage collector."""
+    await _limit_close(engine.dispose())
+
+
+async def _limit_close(close: Awaitable[None]) -> None:
+    """Await `close` for at most `CLOSE_TIMEOUT_S`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await engine.dispose()
+            await close
 
 
 @asynccontextmanager
@@ -109,8 +108,8 @@ async def lock_schema(connection: AsyncConnection, name: str) -> None:
 async def release_or_invalidate(connection: AsyncConnection, release: Executable) -> None:
     """Execute `release`, the statement that releases a lock of this database session.
 
-    If the statement fails, or takes longer than `RELEASE_TIMEOUT_S`, the connection is closed, which also ends the lock. Closing it at once would not do, because a
-    server may notice late that a connection was closed.
+    If the statement fails, or takes longer than `RELEASE_TIMEOUT_S`, the connection is closed, which also ends the lock.
+    Closing it at once would not do, because a server may notice late that a connection was closed.
     """
     try:
         async with asyncio.timeout(RELEASE_TIMEOUT_S):

@@ -19,7 +19,10 @@ from genie_tokens.stores.change_feed import PAYLOADS_PER_BATCH, ChangeFeeds, Cha
 from genie_tokens.stores.schema import TOKENS, create_tables
 
 POOL_SIZE = 10
-"""Connections of a process, besides the one that receives notifications."""
+"""Connections of a process, besides the one that receives notifications. They are not tested before each use, which would
+take a round trip: `_reject_closed` recognizes a connection that the server has closed, and on a half-open connection the
+test would wait as long as the call.
+"""
 
 HEARTBEAT_INTERVAL_S = 10.0
 """Time without a notification after which the connection is tested by a query."""
