@@ -273,3 +273,15 @@ async def test_a_transaction_that_holds_many_tokens_can_request_more() -> None:
         await settle()
         with pytest.raises(InsufficientFunds):
             await asyncio.wait_for(requesting, 1.0)
+
+
+def test_a_reservation_that_expired_while_its_locks_were_extended_holds_its_tokens_again() -> None:
+    tracker, reservation = LockTracker(10.0), Reservation("t", ["a"])
+    tracker.reserve(reservation)
+    tracker.renew(reservation, 10.0)
+    tracker.expire(10.0)
+    assert not tracker.is_held("a", 10.0)
+    tracker.renew(reservation, 19.0)  # the server has extended the lock in time, and its reply is late
+    assert tracker.is_held("a", 18.0)
+    tracker.expire(19.0)
+    assert not tracker.is_held("a", 18.0)
