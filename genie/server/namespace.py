@@ -78,6 +78,8 @@ class Namespace:
         """The recording of this namespace. None if the history is off."""
         self._is_shutting_down = False
         """True if the server is shutting down."""
+        self._is_draining = False
+        """True if this server leads and gives up its leadership, so that new clients are rejected."""
         self._role_loop: asyncio.Task[None] | None = None
         """The task of the role loop, which runs until the server stops. It fails after a defect, or after an error that
         a retry cannot resolve. None before `start`."""
@@ -134,8 +136,9 @@ class Namespace:
 
     @property
     def handler(self) -> CommandHandler:
-        """The handler of the commands of this namespace: the pipeline of a leader, or the follower's handler."""
-        return self.pipeline if self.pipeline is not None and self.is_leader else self._follower
+        """The handler of new clients: the pipeline of a leader that does not drain, or the follower's handler."""
+        is_serving = self.is_leader and not self._is_draining
+        return self.pipeline if self.pipeline is not None and is_serving else self._follower
 
     # -- for the admin port and the metrics ---------------------------------------------------------------
 
@@ -302,7 +305,7 @@ class Namespace:
         await pipeline.drained()
         if self._leadership_lost.is_set():  # the store failed while the recovery was stored
             return
-        self._role = Leading()
+        self._role, self._is_draining = Leading(), False
         self._machine.freeze_memory()
         self._follower.hand_over(self._connections_of(self._follower), pipeline)
         if self._ready.is_set():
@@ -383,10 +386,10 @@ class Namespace:
     async def drain(self) -> bool:
         """Stop reading commands, wait until the commands that were read are stored, and stop the pipeline.
 
-        After `MAX_QUEUE_DRAIN_S`, drop the commands that were not executed. Return False if the others were not stored within
-        the drain timeout.
+        New clients are rejected, because their commands would prolong the wait. After `MAX_QUEUE_DRAIN_S`, drop the commands
+        that were not executed. Return False if the others were not stored within the drain timeout.
         """
-        pipeline = self._current_pipeline
+        pipeline, self._is_draining = self._current_pipeline, True
         self._follower.cancel_handover()
         for connection in self._connections_of(pipeline):
             connection.stop_reading()

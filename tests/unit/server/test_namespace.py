@@ -168,6 +168,27 @@ async def test_slow_commands_do_not_delay_the_next_leader(monkeypatch: pytest.Mo
         assert answers < 500
 
 
+async def test_new_clients_do_not_delay_the_next_leader() -> None:
+    """They may connect, or select the namespace, while a leader that transfers its leadership waits for its last commit."""
+    async with serving(a=(store := ControlledStore())) as (server, address):
+        await until(lambda: server.namespaces["a"].is_leader)
+        wire = await connect(address, "a")
+        store.slow = True
+        wire.send("request", resources=["exclusive:1"])
+        await store.commit_started.wait()
+        (connection,) = server.connections
+        store.transfer_requested.set()
+        await until(lambda: connection.closing)
+        new = await Wire.connect(address)
+        new.send("hello", namespace="a", ref="1")
+        assert (await new.expect("error"))["code"] == "unavailable"
+        assert not store.resigned
+        store.acknowledge()
+        await wire.expect("queued")
+        await wire.expect("locked")
+        await until(lambda: store.resigned)
+
+
 class UnreadableStore(ControlledStore):
     """A store with data that this version of Genie cannot read."""
 
