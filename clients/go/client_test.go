@@ -960,6 +960,32 @@ func TestReleaseAndExtendOfTheClientsOwnLockByID(t *testing.T) {
 	}
 }
 
+// The server may execute the release, and grant the lock to another client, although no answer arrives.
+func TestTheClientsOwnLockIsNotHeldOnceItIsReleasedByID(t *testing.T) {
+	f, p, client, lock := hold(t, Config{})
+	released := start(func() (bool, error) { return true, client.ReleaseID(background, 17) })
+	ref := p.expect("release").text("ref")
+	expectLost(t, lock, reasonSuccess)
+	_ = p.Close()
+	next := f.handshake(true)
+	if sent := next.expect("release"); sent.text("id") != "17" || sent.text("ref") != ref {
+		t.Fatal(sent)
+	}
+	next.send(released1(17, "success", ref))
+	if _, err := released(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestAReleaseByIDOfTheClientsOwnLockReportsAnEarlierEnd(t *testing.T) {
+	_, p, client, lock := hold(t, Config{})
+	released := start(func() (bool, error) { return true, client.ReleaseID(background, 17) })
+	p.send(released1(17, "transaction-timeout", p.expect("release").text("ref")))
+	_, err := released()
+	expectError(t, err, ErrTransactionTimeout)
+	expectLost(t, lock, reasonTransactionTimeout)
+}
+
 func TestAReleaseByIDThatCrossesTheGrantEndsTheLock(t *testing.T) {
 	_, p, client := connected(t, Config{})
 	acquired := acquire(client, "a")

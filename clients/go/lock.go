@@ -323,7 +323,8 @@ func (l *Lock) onEnded(r *call, reason string) {
 		return // the answer to the release follows
 	}
 	delete(l.client.locks, l.id)
-	if l.err == ErrReleased && reason != reasonSuccess { // before the server received the release
+	isByID := r != nil && r.name == "release" && r != l.release
+	if (l.err == ErrReleased || isByID) && reason != reasonSuccess { // before the server received the release
 		l.err = l.lost(reason)
 	}
 	l.end(l.lost(reason))

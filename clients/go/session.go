@@ -132,6 +132,9 @@ func (c *Client) submit(ctx context.Context, r *call, timeout time.Duration) err
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if r.name == "release" && r.lock != nil { // by its id: the server may grant the lock to another client before the answer arrives
+		r.lock.end(r.lock.lost(reasonSuccess))
+	}
 	c.send(r)
 	return nil
 }

@@ -63,9 +63,14 @@ def lock_lost(released: Released.Payload) -> LockLost:
         case "disconnected":
             return Disconnected(f"lock {released.id} ended with the session that it was bound to", id=released.id)
         case "success":
-            return LockLost(f"lock {released.id} was released by its id, not by its holder", id=released.id)
+            return released_by_id(released.id)
         case reason:
             return LockLost(f"lock {released.id} ended: {reason}", id=released.id)
+
+
+def released_by_id(id: int) -> LockLost:
+    """Return the error for a lock that was released by its id, not by its holder."""
+    return LockLost(f"lock {id} was released by its id, not by its holder", id=id)
 
 
 def lock_ended(released: Released.Payload) -> LockLost:

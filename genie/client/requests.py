@@ -117,6 +117,9 @@ class Requests:
             release.query = Inspect(id=release.id, only="queue")
             self._calls.send(release.query, now)
         self._calls.send(release, now)
+        lock = self.find_held(release.id)
+        if lock is not None:  # the server may grant it to another client before the answer arrives
+            self._lose(lock, errors.released_by_id(release.id))
 
     def abandon(self, request: Request, now: float) -> None:
         """Release a request whose caller no longer waits. A request that was never sent ends without a release."""

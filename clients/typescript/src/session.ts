@@ -182,6 +182,8 @@ export class Session implements ConnectionHandler {
     const isQueued = !own && this.#waiting > 0 ? this.#isQueued(id) : undefined;
     const command = this.#command('release', { id }, own);
     command.isQueued = isQueued;
+    // The server may execute the release, and grant the lock to another client, although no answer arrives.
+    if (own?.state === 'held') this.#lose(own, 'success');
     return ((await abortable(command.promise, signal)) as Released).reason;
   }
 

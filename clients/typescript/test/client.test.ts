@@ -224,6 +224,29 @@ test('an error in reply to an extension does not affect a release that is on its
   assert.deepEqual([lock.error, lock.signal.aborted], [undefined, false]);
 });
 
+test('a lock of this client that it releases by id is not held from then on', async () => {
+  await using fake = await connected();
+  const { client, connection } = fake;
+  const acquired = client.acquire('a');
+  await connection.grant(1);
+  const lock = await acquired;
+  const { signal } = lock;
+  const waiting = client.acquire('a');
+  const { ref } = await connection.expect('request');
+  const released = client.release(1);
+  const release = await connection.expect('release');
+  assert.deepEqual([lock.held, signal.aborted], [false, true]); // the server may have executed it, although no answer arrives
+  connection.socket.destroy();
+  const next = await fake.server.accept();
+  await next.handshake({ resumed: true, state: [['locked', { id: 2, fence: 102, expiresIn: 5_000, ref }]] });
+  assert.equal((await waiting).held, true);
+  const repeated = await next.expect('release');
+  assert.deepEqual([repeated.id, repeated.ref], [1, release.ref]);
+  next.send('released', { id: 1, reason: 'success', ref: release.ref });
+  assert.equal(await released, 'success');
+  assert.ok(lock.error instanceof LockLostError);
+});
+
 test('a release by id repeats the waiting requests only if a waiting request was released', async () => {
   await using fake = await connected();
   const { client, connection } = fake;

@@ -256,6 +256,7 @@ class TestRelease:
         request = granted_request(session)
         release_ = Release(101)
         session.send(release_, 0.0)
+        assert not request.is_held(0.0), "the server may grant it to another client before the answer arrives"
         lost, answer = session.receive_data(released(101, "success", release_.ref), 0.0)
         assert lost[0] is request
         assert type(lost[2]) is LockLost

@@ -317,6 +317,9 @@ public final class Lock implements AutoCloseable {
 
     private LockLostException lost(String reason) { return new LockLostException(id, reason); }
 
+    /** The lock is released by its id, not by its holder. */
+    void endById() { end(lost(SUCCESS)); }
+
     void endByClose(GenieException cause) { end(new LockLostException(id, LockLostException.CLOSED, cause)); }
 
     /** Ends the lock for its holder, unless it has ended before. */
@@ -403,7 +406,8 @@ public final class Lock implements AutoCloseable {
             return; // the answer to the release follows
         }
         session.locks.remove(id, this);
-        if (isReleased() && !reason.equals(SUCCESS)) { // before the server received the release
+        boolean isById = call != null && call.isRelease() && call != release;
+        if ((isReleased() || isById) && !reason.equals(SUCCESS)) { // before the server received the release
             ended = lost(reason);
         }
         if (ended == null) end(lost(reason));

@@ -216,6 +216,7 @@ final class Session {
         try (var held = mutex.hold()) {
             if (closed != null) throw closed.copy();
             if (call.isRequest() && call.lock.ended != null) throw call.lock.ended.copy(); // its transaction has ended
+            if (call.isRelease() && call.lock != null) call.lock.endById(); // another client may have it before the answer
             send(call);
         }
     }

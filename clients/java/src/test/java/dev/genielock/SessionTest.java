@@ -453,6 +453,26 @@ class SessionTest {
         }, task -> new Thread(task).start());
     }
 
+    /** The server may execute the release, and grant the lock to another client, although no answer arrives. */
+    @Test
+    void aLockOfThisClientIsNotHeldOnceItIsReleasedById() throws Exception {
+        for (String reason : new String[] {"success", "transaction-timeout"}) {
+            var acquired = client.lockAsync("a");
+            peer.grant(7);
+            Lock lock = get(acquired);
+            var released = released(7);
+            var release = peer.expect("release");
+            assertFalse(lock.isHeld());
+            peer.answer("released", "id", 7L, "reason", reason, "ref", release.get("ref"));
+            if (reason.equals("success")) {
+                get(released);
+            } else {
+                assertThrows(ExecutionException.class, () -> get(released));
+            }
+            assertEquals(reason, assertThrows(LockLostException.class, lock::ensureHeld).reason());
+        }
+    }
+
     @Test
     void aReleaseByIdThatCrossesTheGrantEndsTheLock() throws Exception {
         var acquired = client.lockAsync("a");
