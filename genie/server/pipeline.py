@@ -156,7 +156,8 @@ class Pipeline:
         """The lock manager's time of the last batch (ms)."""
         self._stopped = False
         self._drained: asyncio.Future[None] | None = None
-        """Done when nothing is queued or in flight. None unless `drained` waits."""
+        """Done when nothing is queued or in flight. None unless `drained` waits: a stop and a transfer of leadership may wait
+        together."""
 
     # -- input --------------------------------------------------------------------------------------------
 
@@ -343,8 +344,8 @@ class Pipeline:
             outcome.closing.clear()
         if expiry.request_deadlines.soonest < expiry.at or expiry.session_deadlines.soonest < expiry.at:
             expiry.set(self._on_expiry)  # a deadline may be before the time for which the timer is set
-        if self._drained is not None and not self._scheduler and not self._drained.done():
-            self._drained.set_result(None)
+        if self._drained is not None and not self._scheduler:
+            self._end_wait()
 
     # -- commits ------------------------------------------------------------------------------------------
 
@@ -483,11 +484,15 @@ class Pipeline:
     async def drained(self) -> None:
         """Wait until all queued commands are executed, stored and answered, or until the pipeline is stopped."""
         if not self._stopped and (self._scheduler or self._commits.in_flight or self._scheduled):
-            self._drained = self._loop.create_future()
-            try:
-                await self._drained
-            finally:
-                self._drained = None
+            if self._drained is None:
+                self._drained = self._loop.create_future()
+            await asyncio.wait({self._drained})  # if this wait is cancelled, another one continues
+
+    def _end_wait(self) -> None:
+        """Let all waiting calls of `drained` return."""
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
 
     def drop_queued(self) -> None:
         """Drop the queued commands without replies. `drained` then waits only for the commit in flight."""
@@ -497,7 +502,7 @@ class Pipeline:
     def stop(self) -> None:
         """Stop executing commands and sending replies.
 
-        The acknowledgement of the batch in flight is ignored. A waiting call of `drained` returns.
+        The acknowledgement of the batch in flight is ignored. Waiting calls of `drained` return.
         """
         if self._recorder is not None and not self._stopped:
             self._recorder.stop()
@@ -506,8 +511,7 @@ class Pipeline:
             self._ticker.cancel()
         self._expiry.cancel()
         self._deferred.clear()
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._end_wait()
 
     def dispose(self) -> None:
         """Free the memory of a stopped pipeline, a part of it in each iteration. Called when another node leads."""

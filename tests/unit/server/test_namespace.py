@@ -189,6 +189,30 @@ async def test_new_clients_do_not_delay_the_next_leader() -> None:
         await until(lambda: store.resigned)
 
 
+@pytest.mark.parametrize("is_stop_first", [True, False])
+async def test_a_stop_during_a_transfer_of_leadership_waits_for_the_last_commit_only(*, is_stop_first: bool) -> None:
+    with capture_logs() as log:
+        async with serving(a=(store := ControlledStore())) as (server, address):
+            await until(lambda: server.namespaces["a"].is_leader)
+            wire = await connect(address, "a")
+            store.slow = True
+            wire.send("request", resources=["exclusive:1"])
+            await store.commit_started.wait()
+            if not is_stop_first:
+                store.transfer_requested.set()
+                await until(lambda: "leadership transfer started" in [line["event"] for line in log])
+            stopping = asyncio.create_task(server.stop())
+            await until(lambda: server.namespaces["a"].role == "stopping")
+            store.transfer_requested.set()
+            await until(lambda: "leadership transfer started" in [line["event"] for line in log])
+            for _ in range(10):
+                await asyncio.sleep(0)
+            store.acknowledge()
+            await stopping
+            assert store.resigned
+    assert [line for line in log if line["log_level"] == "warning"] == []
+
+
 class UnreadableStore(ControlledStore):
     """A store with data that this version of Genie cannot read."""
 
