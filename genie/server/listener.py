@@ -204,7 +204,10 @@ class TlsListener(Generic[C]):
         await cancel_and_wait(self._accepting)
         if self._sock is not None:
             self._sock.close()
-        for task in list(self._handshakes):
+        handshakes = list(self._handshakes)
+        for task in handshakes:  # all before the first wait: each wait takes an iteration of the event loop
+            task.cancel()
+        for task in handshakes:
             await cancel_and_wait(task)
 
     async def _accept(self, sock: socket.socket) -> None:

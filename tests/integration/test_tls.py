@@ -487,6 +487,28 @@ def test_a_shutdown_ends_handshakes_and_connections(run: Callable[[Any], Any], c
     run(work())
 
 
+def test_a_shutdown_ends_all_handshakes_in_a_few_iterations(
+    run: Callable[[Any], Any], certificates: Certificates
+) -> None:
+    """New clients are rejected meanwhile, and other clients may make each iteration of the event loop long."""
+
+    async def work() -> None:
+        async with serving(certificates) as (server, address):
+            begun = [await asyncio.open_connection(*address) for _ in range(20)]
+            await until(lambda: len(server.connections) == len(begun))
+            assert isinstance(server._listener, TlsListener)
+            closing, iterations = asyncio.create_task(server._listener.close()), 0
+            while not closing.done():
+                await asyncio.sleep(0)
+                iterations += 1
+            assert iterations < len(begun)
+            for reader, writer in begun:
+                assert await reader.read() == b""
+                writer.close()
+
+    run(work())
+
+
 def test_many_commands_at_once_are_answered_in_order(run: Callable[[Any], Any], certificates: Certificates) -> None:
     many = 20_000
     command = b'{"command":"request","payload":{"resources":["exclusive:%d"],"ref":"%d"}}\n'
