@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from weakref import WeakValueDictionary
 
-from msgspec import Meta, Struct, ValidationError, json
+from msgspec import DecodeError, Meta, Struct, json
 
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request, context_of
 from genie.core.deadlines import NEVER
@@ -26,6 +26,8 @@ SESSION_TIMEOUT_MS = 10_000.0
 MAX_NUMBER = 2**53
 """No server stores a greater number, except `NEVER` as a deadline. A server cannot calculate with some, or send them to
 clients."""
+ID_DIGITS = len(str(MAX_NUMBER))
+"""Maximum number of digits of an id."""
 Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Integer = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 
@@ -100,6 +102,7 @@ class _EndedLine(Struct, gc=False):
 _decode_ended = json.Decoder(_EndedLine).decode
 _encode = json.Encoder().encode
 _decode = json.Decoder(Record).decode
+_decode_counters = json.Decoder(tuple[Number, Integer, Integer]).decode
 
 
 def encode(change: Request | RetainedReply) -> bytes:
@@ -205,9 +208,12 @@ def encode_counters(batch: Batch) -> bytes:
 
 
 def decode_counters(encoded: bytes) -> Batch:
-    """Decode the result of `encode_counters`: a batch without changes."""
-    clock_ms, next_id, next_fence = encoded.split()
-    return Batch({}, int(next_id), int(next_fence), float(clock_ms))
+    """Decode the result of `encode_counters`: a batch without changes. Raises UnknownFormat if a counter is invalid."""
+    try:
+        clock_ms, next_id, next_fence = _decode_counters(b"[%b]" % b",".join(encoded.split()))
+    except DecodeError as error:
+        raise UnknownFormat(f"the counters {encoded[:100]!r} are invalid: {error}") from None
+    return Batch({}, next_id, next_fence, clock_ms)
 
 
 def split_batch(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
@@ -220,8 +226,17 @@ def split_batch(encoded: bytes) -> tuple[bytes, dict[bytes, bytes]]:
 
 
 def decode_records(records: dict[bytes, bytes], decoder: RecordDecoder) -> dict[int, Change]:
-    """Decode records by id. An empty record becomes None, which deletes the id."""
-    return {int(id_): decoder.decode(int(id_), record) if record else None for id_, record in records.items()}
+    """Decode records by id. An empty record becomes None, which deletes the id.
+
+    Raises UnknownFormat if an id or a record is invalid.
+    """
+    changes: dict[int, Change] = {}
+    for encoded_id, record in records.items():
+        id_ = int(encoded_id) if encoded_id.isdigit() and len(encoded_id) <= ID_DIGITS else 0
+        if not 0 < id_ <= MAX_NUMBER:
+            raise UnknownFormat(f"{encoded_id[:100]!r} is not the id of a record")
+        changes[id_] = decoder.decode(id_, record) if record else None
+    return changes
 
 
 class RecordDecoder:
@@ -239,9 +254,9 @@ class RecordDecoder:
         """
         try:
             stored = _decode(record)
-        except ValidationError as error:
+            return self._to_retained_reply(id, stored) if stored.state == "ended" else self._to_request(id, stored)
+        except DecodeError as error:
             raise UnknownFormat(f"the record of {id} was written by another version of Genie: {error}") from None
-        return self._to_retained_reply(id, stored) if stored.state == "ended" else self._to_request(id, stored)
 
     def _to_retained_reply(self, id: int, stored: Record) -> RetainedReply:
         """Return the retained reply of a record."""

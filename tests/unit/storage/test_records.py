@@ -88,6 +88,28 @@ def test_a_number_with_which_a_server_cannot_calculate_is_rejected(field: str, v
         RecordDecoder().decode(7, encoded)
 
 
+@pytest.mark.parametrize(
+    "counters", [b"", b"1.5 10", b"nan 10 20", b"1.5 1e3 20", b"1.5 10 %d" % (records.MAX_NUMBER + 1)]
+)
+def test_counters_with_which_a_server_cannot_calculate_are_rejected(counters: bytes) -> None:
+    with pytest.raises(UnknownFormat, match="counters"):
+        decode_counters(counters)
+
+
+@pytest.mark.parametrize("id_", [b"", b"x", b"-5", b"1_0", b"0", b"%d" % (records.MAX_NUMBER + 1), b"9" * 5_000])
+def test_an_id_that_no_server_assigns_is_rejected(id_: bytes) -> None:
+    with pytest.raises(UnknownFormat, match="is not the id of a record"):
+        decode_records({id_: b""}, RecordDecoder())
+
+
+@pytest.mark.parametrize(
+    "record", [b"{", b'{"since":1,"since_unix_ms":0,"deadline":0,"state":"ended","session":"s","ref":"r","line":"x"}']
+)
+def test_a_malformed_record_is_rejected(record: bytes) -> None:
+    with pytest.raises(UnknownFormat, match="record of 7"):
+        RecordDecoder().decode(7, record)
+
+
 def test_a_request_that_waits_without_a_time_limit_is_decoded() -> None:
     request = held()
     request.state, request.deadline, request.fence = WAITING, NEVER, 0
