@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from itertools import chain, count
 from random import random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from genie.backoff import Backoff
 from genie.tasks import cancel_and_wait, closing
@@ -137,6 +137,13 @@ class AmountIndex:
         return pool
 
 
+class LockedToken(NamedTuple):
+    """A token that another client has locked, and the transaction of its lock."""
+
+    token: Token
+    transaction: str | None
+
+
 class WalletTokens:
     """The tokens of one wallet: candidates, and tokens that are set aside because they are held. Only
     candidates are drawn, so that held tokens cost a draw nothing.
@@ -146,13 +153,14 @@ class WalletTokens:
         - A token in `reserved` was reserved by this selector, and a token in `locked` was locked by
           another client, when it was set aside. Since then no end of a hold was reported, because each
           report puts the token back (`put_back`, `put_back_locked`). So it is still held.
-        - `held_amount` is the sum of the tokens in `reserved` and `locked`.
+        - `locked_amount` is the sum of the tokens in `locked`. This selector holds none of them: a token that
+          Genie grants to it all the same is put back.
         - The ids of these tokens are in `held_ids`, a set that all wallets share.
 
     A candidate may be held, too, until a draw finds it and sets it aside.
     """
 
-    __slots__ = ("_by_amount", "_held_ids", "candidates", "held_amount", "locked", "reserved")
+    __slots__ = ("_by_amount", "_held_ids", "_locked_ids", "candidates", "locked", "locked_amount", "reserved")
 
     def __init__(self, held_ids: set[str]) -> None:
         self._held_ids = held_ids
@@ -164,9 +172,11 @@ class WalletTokens:
         """
         self.reserved: dict[str, Token] = {}
         """By token id: tokens that this selector has reserved."""
-        self.locked: dict[str, Token] = {}
+        self.locked: dict[str, LockedToken] = {}
         """By token id: tokens on which the watch has observed a lock."""
-        self.held_amount = 0
+        self.locked_amount = 0
+        self._locked_ids: dict[str | None, set[str]] = {}
+        """The ids of the tokens in `locked`, by the transaction of the lock."""
 
     def __len__(self) -> int:
         return len(self.candidates) + len(self.reserved) + len(self.locked)
@@ -179,12 +189,7 @@ class WalletTokens:
 
     def held(self) -> Iterator[Token]:
         """Iterate over the tokens that are set aside."""
-        return chain(self.reserved.values(), self.locked.values())
-
-    def held_amount_of(self, id: str) -> int:
-        """Return the amount of a token, or 0 if it is not set aside."""
-        token = self.locked.get(id) or self.reserved.get(id)
-        return 0 if token is None else token.amount
+        return chain(self.reserved.values(), (locked.token for locked in self.locked.values()))
 
     def add(self, token: Token) -> None:
         """Add a token that is not in the wallet, as a candidate."""
@@ -213,27 +218,41 @@ class WalletTokens:
             self._by_amount = AmountIndex(self.candidates)
         return self._by_amount.draw(prefer)
 
-    def set_aside(self, *, reserved: Iterable[Token] = (), locked: Iterable[Token] = ()) -> None:
+    def set_aside(self, reserved: Iterable[Token], locked: Iterable[LockedToken]) -> None:
         """Set candidates aside that this selector has reserved, or that other clients have locked."""
-        for tokens, held in ((reserved, self.reserved), (locked, self.locked)):
-            for token in tokens:
-                held[token.id] = self._pop_candidate(token.id)
-                self._held_ids.add(token.id)
-                self.held_amount += token.amount
+        for token in reserved:
+            self.reserved[token.id] = self._pop_candidate(token.id)
+            self._held_ids.add(token.id)
+        for each in locked:
+            id = each.token.id
+            self._pop_candidate(id)
+            self.locked[id] = each
+            self.locked_amount += each.token.amount
+            self._locked_ids.setdefault(each.transaction, set()).add(id)
+            self._held_ids.add(id)
 
     def put_back(self, id: str) -> None:
         """Make a token a candidate again, if it is set aside."""
-        token = self.locked.pop(id, None) or self.reserved.pop(id, None)
+        token = self.reserved.pop(id, None)
+        if token is None and id in self.locked:
+            token, transaction = self.locked.pop(id)
+            self.locked_amount -= token.amount
+            self._locked_ids[transaction].discard(id)
+            if not self._locked_ids[transaction]:
+                del self._locked_ids[transaction]
         if token is not None:
-            self.held_amount -= token.amount
             self.add(token)
+
+    def put_back_locked_by(self, transaction: str) -> None:
+        """Make the tokens candidates again that a transaction has locked: it may use them."""
+        for id in [*self._locked_ids.get(transaction, ())]:
+            self.put_back(id)
 
     def put_back_locked(self) -> None:
         """Make all tokens in `locked` candidates again."""
         if self.locked:
-            self.candidates.update(self.locked)
-            self.locked = {}
-            self.held_amount = sum(token.amount for token in self.reserved.values())
+            self.candidates.update({id: locked.token for id, locked in self.locked.items()})
+            self.locked, self.locked_amount, self._locked_ids = {}, 0, {}
             self._by_amount = None
 
 
@@ -563,8 +582,7 @@ class WalletCaches:
         self._max_cache_age = max_cache_age
         self._tracker = tracker
         self._guard = guard
-        tracker.on_free = self.on_free
-        tracker.on_changed = self.put_back
+        tracker.on_hold_ended = self.on_hold_ended
         tracker.on_cleared = self.put_back_locked
         self._caches: OrderedDict[Wallet, WalletCache] = OrderedDict()
         """By wallet, the least recently used first."""
@@ -680,18 +698,19 @@ class WalletCaches:
         """
         self._expected_ids.difference_update(token.id for token in expected)
 
-    def on_free(self, id: str) -> None:
-        """Make a token a candidate of its wallets again, because it may have become free, and notify the
-        selections that wait for tokens of its wallets.
+    def on_hold_ended(self, id: str, is_free: bool) -> None:
+        """Make a token a candidate of its wallets again, because one of its holds has ended. If it may be
+        free now, notify the selections that wait for tokens of its wallets.
         """
-        self.put_back(id)
-        if self._caches_with_waiters:
+        if id in self._held_ids:
+            self.put_back(id)
+        if is_free and self._caches_with_waiters:
             token = self._tokens.get(id)
             if token is not None:
                 self._notify_waiters(token)
 
     def put_back(self, id: str) -> None:
-        """Make a token a candidate of its wallets again, because one of its holds has ended."""
+        """Make a token a candidate of its wallets again, if it is set aside."""
         if id in self._held_ids:
             self._held_ids.discard(id)
             for cache in self._caches_of(self._tokens[id]):

@@ -68,33 +68,28 @@ class ObservedLock(NamedTuple):
 class LockTracker:
     """The holders of tokens: reservations of this selector, and locks that the watch has reported.
 
-    `lease` is in seconds. `on_free` is called with the id of each token that becomes free.
-    `on_changed` is called with the id of each other token of which a hold has ended: it may be held
-    by another transaction still. `on_cleared` is called when all observed locks are discarded.
+    `lease` is in seconds. `on_hold_ended` is called with the id of each token of which a reservation or
+    an observed lock has ended, and with whether the token may be free now: otherwise another
+    transaction still holds it. `on_cleared` is called when all observed locks are discarded.
     """
 
     __slots__ = (
         "_by_expiry",
-        "_by_transaction",
         "_duplicates",
         "_next_check_at",
-        "_observed_ids",
         "_released_ids",
         "_trusted_s",
         "observed_locks",
-        "on_changed",
         "on_cleared",
-        "on_free",
+        "on_hold_ended",
         "reservations",
     )
 
     def __init__(self, lease: float) -> None:
         self._trusted_s = TRUSTED_LEASES * lease
         """How long a lock counts as held after the watch has reported it."""
-        self.on_free: Callable[[str], object] = _ignore
-        """Called with the id of each token that becomes free."""
-        self.on_changed: Callable[[str], object] = _ignore
-        """Called with the id of each token of which a hold has ended, unless `on_free` is called."""
+        self.on_hold_ended: Callable[[str, bool], object] = _ignore
+        """Called with the id of a token, and whether it may be free now."""
         self.on_cleared: Callable[[], object] = _ignore
         """Called when all observed locks have been discarded."""
         self.reservations: dict[str, Reservation] = {}
@@ -103,12 +98,8 @@ class LockTracker:
         """By token id: the lock that the watch has reported. Includes locks of this selector."""
         self._duplicates: dict[str, list[ObservedLock]] = {}
         """By token id: further locks on the same token. A transaction can lock a token twice."""
-        self._observed_ids: dict[str | None, dict[str, None]] = {}
-        """By transaction: the ids of the tokens with an observed lock of the transaction."""
-        self._by_transaction: dict[str, set[Reservation]] = {}
-        """The reservations whose locks were granted, by transaction."""
         self._by_expiry: OrderedDict[Reservation, None] = OrderedDict()
-        """The same reservations, about in the order in which they expire."""
+        """The reservations whose locks were granted, about in the order in which they expire."""
         self._next_check_at = -inf
         """When `expire` checks the observed locks again (event-loop seconds)."""
         self._released_ids: dict[int, None] = {}
@@ -149,19 +140,6 @@ class LockTracker:
         """Return whether any transaction holds a token, according to the watch or this selector."""
         return self.observed_lock(id, now) is not None or self.local_reservation(id, now) is not None
 
-    def granted_ids(self, transaction: str, now: float) -> set[str]:
-        """Return the ids of the tokens that Genie has granted to reservations of a transaction."""
-        return {
-            id
-            for reservation in self._by_transaction.get(transaction, ())
-            for id in reservation.token_ids
-            if self.local_reservation(id, now) is reservation
-        }
-
-    def observed_ids(self, transaction: str) -> Iterable[str]:
-        """Return the ids of the tokens on which the watch has reported a lock of a transaction."""
-        return self._observed_ids.get(transaction, {})
-
     # -- this selector's reservations ------------------------------------------------------------------------
 
     def reserve(self, reservation: Reservation) -> None:
@@ -169,8 +147,9 @@ class LockTracker:
         for id in reservation.token_ids:
             self.reservations[id] = reservation
 
-    def narrow(self, reservation: Reservation, granted: Iterable[str]) -> None:
-        """Replace the requested tokens of a reservation by the tokens that Genie has granted.
+    def narrow(self, reservation: Reservation, granted: Iterable[str], expires_at: float = inf) -> None:
+        """Replace the requested tokens of a reservation by the tokens that Genie has granted, if any
+        until `expires_at` (event-loop seconds).
 
         Requested tokens that were not granted are not reported as free, because other clients hold
         them.
@@ -179,30 +158,31 @@ class LockTracker:
         for id in reservation.token_ids - granted_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
-                self.on_changed(id)
+                self.on_hold_ended(id, False)
         reservation.token_ids = granted_ids
         self.reserve(reservation)
+        if granted_ids:
+            reservation.expires_at = expires_at
+            self._by_expiry[reservation] = None
 
     def renew(self, reservation: Reservation, expires_at: float) -> None:
-        """Record that Genie has granted or extended the locks of a reservation, which expire at
-        `expires_at` (event-loop seconds).
-        """
+        """Record that Genie has extended the locks of a reservation to `expires_at` (event-loop seconds)."""
         reservation.expires_at = expires_at
+        if reservation not in self._by_expiry:  # it expired while the locks were being extended
+            for id in reservation.token_ids:
+                self.reservations.setdefault(id, reservation)
         self._by_expiry[reservation] = None
         self._by_expiry.move_to_end(reservation)
-        self._by_transaction.setdefault(reservation.transaction, set()).add(reservation)
-        for id in reservation.token_ids:
-            self.reservations.setdefault(id, reservation)  # it may have expired while the locks were being extended
 
     def drop(self, reservation: Reservation) -> None:
         """Remove a reservation, and report its tokens as free, except tokens on which the watch has
         observed a lock.
         """
-        self._forget(reservation)
+        self._by_expiry.pop(reservation, None)
         for id in reservation.token_ids:
             if self.reservations.get(id) is reservation:
                 del self.reservations[id]
-                self._report_end(id)
+                self.on_hold_ended(id, id not in self.observed_locks)
 
     def keep_until_expiry(self, reservation: Reservation, now: float) -> None:
         """Let a reservation end only when its locks expire. Drops the reservations that have expired by
@@ -225,24 +205,7 @@ class LockTracker:
             self._next_check_at = now + EXPIRY_INTERVAL_S
             outdated = takewhile(lambda item: now - item[1].observed_at > self._trusted_s, self.observed_locks.items())
             for id, lock in list(islice(outdated, MAX_EXPIRED)):
-                self._remove(id, lock.id)
-                self._report_end(id)
-
-    def _forget(self, reservation: Reservation) -> None:
-        """Remove a reservation from the indexes by transaction and by expiry, if it is there."""
-        self._by_expiry.pop(reservation, None)
-        same_transaction = self._by_transaction.get(reservation.transaction)
-        if same_transaction is not None:
-            same_transaction.discard(reservation)
-            if not same_transaction:
-                del self._by_transaction[reservation.transaction]
-
-    def _report_end(self, id: str) -> None:
-        """Report that a hold of a token has ended."""
-        if id in self.observed_locks:
-            self.on_changed(id)
-        else:
-            self.on_free(id)
+                self.on_unlocked(id, lock.id)
 
     def on_released(self, lock_id: int, ids: Iterable[str]) -> None:
         """Record that Genie has confirmed the release of a lock of this selector on these tokens.
@@ -255,7 +218,7 @@ class LockTracker:
             del self._released_ids[next(iter(self._released_ids))]  # the oldest
         for id in ids:
             self._remove(id, lock_id)
-            self.on_changed(id)
+            self.on_hold_ended(id, False)  # it is reported as free when its reservation is dropped
 
     # -- events of the watch ---------------------------------------------------------------------------------
 
@@ -263,7 +226,6 @@ class LockTracker:
         """Discard all observed locks, because the watch has ended, or begins again with a snapshot."""
         self.observed_locks.clear()
         self._duplicates.clear()
-        self._observed_ids.clear()
         self.on_cleared()
 
     def on_locked(self, id: str, lock_id: int, transaction: str | None, now: float) -> None:
@@ -273,7 +235,6 @@ class LockTracker:
         if lock_id in self._released_ids:
             return
         observed = ObservedLock(lock_id, transaction, now)
-        self._observed_ids.setdefault(transaction, {})[id] = None
         if id in self.observed_locks:
             self._duplicates.setdefault(id, []).append(observed)
         else:
@@ -285,28 +246,19 @@ class LockTracker:
         """
         self._released_ids.pop(lock_id, None)
         self._remove(id, lock_id)
-        self._report_end(id)
+        self.on_hold_ended(id, id not in self.observed_locks)
 
     def _remove(self, id: str, lock_id: int) -> None:
         """Remove an observed lock on a token; has no effect if the lock is unknown. If there are
         further locks on the token, the next of them becomes the token's observed lock.
         """
         if id in self._duplicates:
-            locks = (self.observed_locks[id], *self._duplicates.pop(id))
-            remaining = [lock for lock in locks if lock.id != lock_id]
+            remaining = [lock for lock in (self.observed_locks[id], *self._duplicates.pop(id)) if lock.id != lock_id]
             self.observed_locks[id] = remaining[0]  # it exists, because there were at least two locks
             if len(remaining) > 1:
                 self._duplicates[id] = remaining[1:]
-            for transaction in {lock.transaction for lock in locks} - {lock.transaction for lock in remaining}:
-                self._remove_observed_id(id, transaction)
         elif id in self.observed_locks and self.observed_locks[id].id == lock_id:
-            self._remove_observed_id(id, self.observed_locks.pop(id).transaction)
-
-    def _remove_observed_id(self, id: str, transaction: str | None) -> None:
-        ids = self._observed_ids[transaction]
-        del ids[id]
-        if not ids:
-            del self._observed_ids[transaction]
+            del self.observed_locks[id]
 
 
 def _ignore(*_: object) -> None:

@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
+from itertools import chain
 from random import random
 from typing import Any, NamedTuple
 
 from genie import GenieError
 from genie_tokens.errors import FundsLocked, InsufficientFunds, TooManyTokens
-from genie_tokens.sherdlock.cache import Prefer, WalletCache, Where
+from genie_tokens.sherdlock.cache import LockedToken, Prefer, WalletCache, WalletTokens, Where
 from genie_tokens.sherdlock.grants import Grants, Shortfall, acquire
 from genie_tokens.sherdlock.holds import LockTracker, Reservation
 from genie_tokens.sherdlock.selection import SelectorContext
@@ -149,6 +150,8 @@ def pick_candidates(
     With `include_own`, tokens that the same transaction has locked are included, unless a selection
     of this selector has reserved them. `spare_factor` multiplies the usual number of spare tokens.
     """
+    if include_own:
+        cache.tokens.put_back_locked_by(request.transaction)
     candidates = _take_candidates(request, cache, tracker, now, include_own=include_own, spare_factor=spare_factor)
     limit = request.limit
     if limit is not None and candidates is not None and candidates.needed_count > limit:
@@ -161,24 +164,32 @@ def pick_candidates(
 
 @dataclass(slots=True)
 class HeldTokens:
-    """Tokens that this selector has reserved, and tokens that others have locked."""
+    """Tokens of a wallet that a draw has found held."""
 
+    wallet: WalletTokens
     reserved: list[Token] = field(default_factory=list)
-    locked: list[Token] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.reserved) + len(self.locked)
+    locked: list[LockedToken] = field(default_factory=list)
 
     def add_if_held(self, token: Token, tracker: LockTracker, now: float, *, own: str | None) -> bool:
-        """Add a token if it is held. Returns whether it is. A lock of the transaction `own` does not count."""
+        """Add a token if it is held. Returns whether it is. A lock of the transaction `own` does not count.
+
+        Raises TooManyHeld, and sets the tokens aside, if these are `MAX_HELD_IN_DRAW`.
+        """
         if tracker.local_reservation(token.id, now) is not None:
             self.reserved.append(token)
-            return True
-        lock = tracker.observed_lock(token.id, now)
-        if lock is not None and (own is None or lock.transaction != own):
-            self.locked.append(token)
-            return True
-        return False
+        else:
+            lock = tracker.observed_lock(token.id, now)
+            if lock is None or (own is not None and lock.transaction == own):
+                return False
+            self.locked.append(LockedToken(token, lock.transaction))
+        if len(self.reserved) + len(self.locked) == MAX_HELD_IN_DRAW:
+            self.set_aside()
+            raise TooManyHeld
+        return True
+
+    def set_aside(self) -> None:
+        """Set the tokens aside. The draw must have ended."""
+        self.wallet.set_aside(self.reserved, self.locked)
 
 
 def _take_candidates(
@@ -198,15 +209,13 @@ def _take_candidates(
     own = request.transaction if include_own else None
     reservations, observed = tracker.reservations, tracker.observed_locks
     tokens: list[Token] = []
-    held = HeldTokens()
+    held = HeldTokens(cache.tokens)
     target_count = -1  # the number of tokens to take, spares included; unknown until the amount is reached
     needed_count = 0
     complete = True
     for token in cache.tokens.draw(request.prefer):
         # Most tokens are in neither dict: looking them up here is faster than a call.
         if (token.id in reservations or token.id in observed) and held.add_if_held(token, tracker, now, own=own):
-            if len(held) == MAX_HELD_IN_DRAW:
-                break
             continue
         if where is not None and not where(token):
             continue
@@ -219,9 +228,8 @@ def _take_candidates(
         elif len(tokens) >= target_count:
             complete = False
             break
-    cache.tokens.set_aside(reserved=held.reserved, locked=held.locked)
-    if len(held) == MAX_HELD_IN_DRAW:
-        raise TooManyHeld
+    if held.reserved or held.locked:
+        held.set_aside()
     if target_count < 0:
         return None
     skipped_count = expected_skips(cache, len(tokens), prefer=request.prefer)
@@ -247,17 +255,18 @@ def all_candidates(
     Used for the last attempt: the reports may be outdated, so the server decides.
     """
     free: list[Token] = []
-    held = HeldTokens()
-    order: Prefer | None = "large" if request.limit is not None else request.prefer
-    for token in filter(request.accepts, cache.tokens.draw(order)):
-        if not held.add_if_held(token, tracker, now, own=request.transaction):
-            free.append(token)  # noqa: PERF401 - the condition adds to a list, too
-    reservations = tracker.reservations  # a token may have been reserved after it was set aside as locked
-    locked = held.locked + [
+    cache.tokens.put_back_locked_by(request.transaction)
+    reservations = tracker.reservations  # a pending request may have reserved a token that is set aside as locked
+    locked = [
         token
-        for token in cache.tokens.locked.values()
+        for token, _ in cache.tokens.locked.values()
         if (token.id not in reservations or tracker.local_reservation(token.id, now) is None) and request.accepts(token)
     ]
+    order: Prefer | None = "large" if request.limit is not None else request.prefer
+    for token in cache.tokens.draw(order):
+        if tracker.local_reservation(token.id, now) is None and request.accepts(token):
+            is_locked = tracker.held_by_other(token.id, request.transaction, now)
+            (locked if is_locked else free).append(token)
     if order is not None:  # otherwise they are in the random order in which draws have set them aside
         locked.sort(key=lambda token: token.amount, reverse=order == "large")
     tokens = free + locked
@@ -288,32 +297,34 @@ class Balance:
         """Compute the balance of `tokens` for a request. Excludes tokens that `where` rejects, and
         tokens that this selector holds for the same transaction.
         """
-        return cls._sum(request, *_divide_amounts(request, tokens, tracker, now))
-
-    @classmethod
-    def of_wallet(cls, request: SelectionRequest, cache: WalletCache, tracker: LockTracker, now: float) -> Balance:
-        """Compute the balance of a wallet for a request, like `of`, but without a look at each token
-        that is set aside, unless the request has a `where` or a `limit`.
-        """
-        tokens = cache.tokens
-        for id in tracker.observed_ids(request.transaction):
-            tokens.put_back(id)  # does not count as locked, because this transaction may use it
-        free, locked = _divide_amounts(request, tokens.candidates, tracker, now)
-        own_ids = tracker.granted_ids(request.transaction, now)
-        if request.where is None and request.limit is None:
-            locked.append(tokens.held_amount - sum(map(tokens.held_amount_of, own_ids)))
-        else:
-            where = request.where
-            held = (token for token in tokens.held() if where is None or where(token))
-            locked += [token.amount for token in held if token.id not in own_ids]
-        return cls._sum(request, free, locked)
-
-    @classmethod
-    def _sum(cls, request: SelectionRequest, free: list[int], locked: list[int]) -> Balance:
+        free: list[int] = []
+        locked: list[int] = []
+        for token in tokens:
+            if not request.accepts(token):
+                continue
+            reservation = tracker.local_reservation(token.id, now)
+            if reservation is None:
+                is_locked = tracker.held_by_other(token.id, request.transaction, now)
+                (locked if is_locked else free).append(token.amount)
+            elif reservation.pending or reservation.transaction != request.transaction:
+                locked.append(token.amount)  # a pending request may fail, which frees the token
         balance = cls(free=sum(free), locked=sum(locked))
         if request.limit is not None:
             balance.largest_free = sum(nlargest(request.limit, free))
             balance.largest = sum(nlargest(request.limit, free + locked))
+        return balance
+
+    @classmethod
+    def of_wallet(cls, request: SelectionRequest, cache: WalletCache, tracker: LockTracker, now: float) -> Balance:
+        """Compute the balance of a wallet for a request, like `of`. Without `where` and `limit`, the
+        tokens that are set aside as locked are not read, but counted by their sum.
+        """
+        if request.where is not None or request.limit is not None:
+            return cls.of(request, cache, tracker, now)
+        tokens = cache.tokens
+        tokens.put_back_locked_by(request.transaction)
+        balance = cls.of(request, chain(tokens.candidates, tokens.reserved.values()), tracker, now)
+        balance.locked += tokens.locked_amount
         return balance
 
     def suffices(self, request: SelectionRequest) -> bool:
@@ -346,26 +357,6 @@ class Balance:
         if request.limit is not None and self.largest < request.amount:
             return TooManyTokens(request.amount, limit=request.limit, reached=self.largest_free)
         return FundsLocked(request.amount, free=self.free, locked=self.locked, source=wallet)
-
-
-def _divide_amounts(
-    request: SelectionRequest, tokens: Iterable[Token], tracker: LockTracker, now: float
-) -> tuple[list[int], list[int]]:
-    """Return the amounts of the free tokens, and of the tokens that other transactions hold; see
-    `Balance.of`.
-    """
-    free: list[int] = []
-    locked: list[int] = []
-    for token in tokens:
-        if not request.accepts(token):
-            continue
-        reservation = tracker.local_reservation(token.id, now)
-        if reservation is None:
-            is_locked = tracker.held_by_other(token.id, request.transaction, now)
-            (locked if is_locked else free).append(token.amount)
-        elif reservation.pending or reservation.transaction != request.transaction:
-            locked.append(token.amount)  # a pending request may fail, which frees the token
-    return free, locked
 
 
 # -- the search -------------------------------------------------------------------------------------------------
@@ -517,8 +508,8 @@ class Search:
         if isinstance(result, Shortfall):
             tracker.narrow(reservation, ())  # no token stays reserved
         else:
-            tracker.narrow(reservation, [token.id for token in result.tokens])
-            tracker.renew(reservation, result.requested_at + self._context.lease)
+            granted = [token.id for token in result.tokens]
+            tracker.narrow(reservation, granted, expires_at=result.requested_at + self._context.lease)
         return result
 
     # -- attempts -------------------------------------------------------------------------------------------
@@ -553,7 +544,7 @@ class Search:
         self, request: SelectionRequest, cache: WalletCache, *, include_own: bool, spare_factor: int
     ) -> Candidates | None:
         """Call `pick_candidates`, in as many iterations of the event loop as it needs."""
-        self._update_candidates(request, cache, include_own=include_own)
+        self._tracker.expire(self._context.now())
         while True:
             try:
                 return pick_candidates(
@@ -566,15 +557,6 @@ class Search:
                 )
             except TooManyHeld:
                 await asyncio.sleep(0)
-
-    def _update_candidates(self, request: SelectionRequest, cache: WalletCache, *, include_own: bool) -> None:
-        """Make tokens candidates again whose holds have expired. With `include_own`, also tokens that
-        the same transaction has locked.
-        """
-        self._tracker.expire(self._context.now())
-        if include_own:
-            for id in self._tracker.observed_ids(request.transaction):
-                cache.tokens.put_back(id)
 
     async def _acquire(self, request: SelectionRequest, candidates: Candidates) -> Match | Shortfall:
         """Reserve the needed candidates in the tracker, and request locks on these and on the spare
@@ -601,10 +583,12 @@ class Search:
         request fails.
         """
         async with self.mutex.hold(request.transaction):
-            self._update_candidates(request, cache, include_own=True)
+            self._tracker.expire(self._context.now())
             candidates = all_candidates(request, cache, self._tracker, self._context.now())
             result = None if candidates is None else await self._acquire(request, candidates)
         if isinstance(result, Match):
+            for token in result.grants.tokens:
+                self._caches.put_back(token.id)  # the report of another client's lock was outdated
             return result
         balance = Balance.of_wallet(request, cache, self._tracker, self._context.now())
         if result is not None and request.limit is None and balance.suffices(request):

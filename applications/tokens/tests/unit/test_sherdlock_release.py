@@ -111,7 +111,7 @@ def test_the_number_of_released_locks_with_expected_events_is_bounded(monkeypatc
     monkeypatch.setattr(holds, "MAX_RELEASED_LOCKS", 3)
     freed: list[str] = []
     known = LockTracker(60)
-    known.on_free = freed.append
+    known.on_hold_ended = lambda token_id, is_free: freed.append(token_id) if is_free else None
     for lock in range(5):
         known.on_released(lock, ["a"])
     for lock in range(5):
