@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from weakref import WeakValueDictionary
 
-from msgspec import DecodeError, Meta, Struct, json
+from msgspec import DecodeError, Meta, Struct, ValidationError, json
 
 from genie.core import ENDED, HELD, SUCCESS, WAITING, Reason, Request, context_of
 from genie.core.deadlines import NEVER
@@ -249,14 +249,16 @@ class RecordDecoder:
     def decode(self, id: int, record: bytes | str) -> Request | RetainedReply:
         """Decode the record of an id.
 
-        Raises UnknownFormat if the record has a field that this version of Genie does not know, or a value of another
-        type.
+        Raises UnknownFormat if the record is malformed, or has a field that this version of Genie does not know, or a value
+        of another type.
         """
         try:
             stored = _decode(record)
             return self._to_retained_reply(id, stored) if stored.state == "ended" else self._to_request(id, stored)
-        except DecodeError as error:
+        except ValidationError as error:
             raise UnknownFormat(f"the record of {id} was written by another version of Genie: {error}") from None
+        except DecodeError as error:
+            raise UnknownFormat(f"the record of {id} is malformed: {error}") from None
 
     def _to_retained_reply(self, id: int, stored: Record) -> RetainedReply:
         """Return the retained reply of a record."""

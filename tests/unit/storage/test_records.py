@@ -106,7 +106,7 @@ def test_an_id_that_no_server_assigns_is_rejected(id_: bytes) -> None:
     "record", [b"{", b'{"since":1,"since_unix_ms":0,"deadline":0,"state":"ended","session":"s","ref":"r","line":"x"}']
 )
 def test_a_malformed_record_is_rejected(record: bytes) -> None:
-    with pytest.raises(UnknownFormat, match="record of 7"):
+    with pytest.raises(UnknownFormat, match="record of 7 is malformed"):
         RecordDecoder().decode(7, record)
 
 
