@@ -222,7 +222,7 @@ class Keyspace:
         """
         fields, last_id = reply
         meta = {field.decode(): value for field, value in zip(fields[::2], fields[1::2], strict=True)}
-        if "epoch" not in meta:
+        if not meta:
             if asking:
                 raise RedisFailure(f"the slot of {self.meta} is being migrated, and the key has not arrived yet")
             return None
@@ -232,7 +232,7 @@ class Keyspace:
                 f"{self.meta} has the format version {version}, and this version of Genie knows {FORMAT_VERSION}: "
                 "use the version of Genie that wrote it, or another namespace"
             )
-        missing = {"nonce", "node", "history", "state", "checkpoint"} - meta.keys()
+        missing = {"epoch", "nonce", "node", "history", "state", "checkpoint"} - meta.keys()
         if missing:
             raise UnknownFormat(f"{self.meta} lacks {', '.join(sorted(missing))}: restore it from a backup")
         try:

@@ -74,6 +74,19 @@ async def test_metadata_with_a_missing_or_invalid_field_is_an_unknown_format(
         await keyspace.read()
 
 
+async def test_metadata_without_an_epoch_is_an_unknown_format() -> None:
+    """It is not that of an empty namespace, for whose leadership a node would compete forever without success."""
+
+    class WithoutEpoch(DamagedPrimary):
+        async def call(self, *command: object) -> object:
+            del command
+            return [b"version", b"1", b"nonce", b"n", b"node", b"", b"history", b"0-0", b"state", b"s"], b"7-3"
+
+    keyspace = Keyspace(WithoutEpoch(), "n")  # type: ignore[arg-type]
+    with pytest.raises(UnknownFormat, match=r"\{n\}:meta lacks checkpoint, epoch: restore it from a backup"):
+        await keyspace.read()
+
+
 @pytest.mark.parametrize(("ref_bytes", "max_records"), [(1, CHUNK), (100 << 10, CHUNK_BYTES // (100 << 10) + 1)])
 async def test_a_snapshot_is_written_in_chunks_of_bounded_size(ref_bytes: int, max_records: int) -> None:
     """The server serves no client while it encodes a chunk, and Redis while it receives one."""
