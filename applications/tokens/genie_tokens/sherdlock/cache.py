@@ -374,6 +374,7 @@ class WalletCache:
         "load",
         "load_count",
         "load_started_at",
+        "search_count",
         "tokens",
         "wallet",
     )
@@ -401,7 +402,9 @@ class WalletCache:
         self.load_started_at = -float("inf")
         """When the last load began, successful or not."""
         self.last_used_at = -float("inf")
-        """When a selection last used the cache."""
+        """When a selection last began to use the cache."""
+        self.search_count = 0
+        """The number of selections that use the cache now."""
         self.is_consistent = False
         """True if the last load has read the wallet as it was at one point in time."""
 
@@ -810,11 +813,11 @@ class WalletCaches:
 
     def _evict_idle(self, now: float) -> None:
         """Evict caches that no selection has used for `IDLE_TIMEOUT_S`, the least recently used
-        first. Stops at the first cache that was used since, is being loaded, or has waiters.
+        first. Stops at the first cache that was used since, is in use, or is being loaded.
         """
         while self._caches:
             wallet, cache = next(iter(self._caches.items()))  # the least recently used
-            if now - cache.last_used_at < IDLE_TIMEOUT_S or cache.load is not None or cache.has_waiters:
+            if now - cache.last_used_at < IDLE_TIMEOUT_S or cache.search_count or cache.load is not None:
                 return
             del self._caches[wallet]
             for token in cache:

@@ -463,27 +463,30 @@ class Search:
         """
         now = self._context.now()
         cache = self._caches.get(wallet, now)
-        budget = RetryBudget(stale_load_number=cache.load_count, waits=self._retries)
-        self._caches.refresh(cache, now)
-        while True:
-            self._caches.check_open()
-            include_own = budget.has_loaded(cache)
-            match = await self._attempt(request, cache, include_own=include_own)
-            if match is not None:
-                return match
-            self._caches.check_open()  # `close` may have been called during the attempt
-            balance = Balance.of_wallet(request, cache, self._tracker, self._context.now())
-            suffices = balance.suffices(request)
-            if budget.must_load(cache, suffices=suffices, is_current=self._caches.is_current(cache)):
-                await self._await_load(request, cache, balance, budget)
-                continue
-            if not suffices:
-                await self._check_funds(request, cache)  # raises an error if the load was consistent
-                if budget.reloads_left:
-                    budget.require_reload(cache)
+        cache.search_count += 1  # so that it is not evicted
+        try:
+            budget = RetryBudget(stale_load_number=cache.load_count, waits=self._retries)
+            self._caches.refresh(cache, now)
+            while True:
+                include_own = budget.has_loaded(cache)
+                match = await self._attempt(request, cache, include_own=include_own)
+                if match is not None:
+                    return match
+                self._caches.check_open()  # `close` may have been called during the attempt
+                balance = Balance.of_wallet(request, cache, self._tracker, self._context.now())
+                suffices = balance.suffices(request)
+                if budget.must_load(cache, suffices=suffices, is_current=self._caches.is_current(cache)):
+                    await self._await_load(request, cache, balance, budget)
                     continue
-            if not await self._await_release(request, cache, balance, budget):
-                return await self._last_attempt(request, cache)
+                if not suffices:
+                    await self._check_funds(request, cache)  # raises an error if the load was consistent
+                    if budget.reloads_left:
+                        budget.require_reload(cache)
+                        continue
+                if not await self._await_release(request, cache, balance, budget):
+                    return await self._last_attempt(request, cache)
+        finally:
+            cache.search_count -= 1
 
     async def reserve(
         self, reservation: Reservation, acquiring: Coroutine[Any, Any, Grants | Shortfall], limit: int | None = None
@@ -544,19 +547,16 @@ class Search:
         self, request: SelectionRequest, cache: WalletCache, *, include_own: bool, spare_factor: int
     ) -> Candidates | None:
         """Call `pick_candidates`, in as many iterations of the event loop as it needs."""
-        self._tracker.expire(self._context.now())
+        now = self._context.now()
+        self._tracker.expire(now)
         while True:
             try:
                 return pick_candidates(
-                    request,
-                    cache,
-                    self._tracker,
-                    self._context.now(),
-                    include_own=include_own,
-                    spare_factor=spare_factor,
+                    request, cache, self._tracker, now, include_own=include_own, spare_factor=spare_factor
                 )
             except TooManyHeld:
                 await asyncio.sleep(0)
+                now = self._context.now()
 
     async def _acquire(self, request: SelectionRequest, candidates: Candidates) -> Match | Shortfall:
         """Reserve the needed candidates in the tracker, and request locks on these and on the spare
@@ -683,6 +683,7 @@ class Search:
             woken = await cache.wait(
                 balance.missing(request), balance.surplus(request), request.where, deadline=budget.wait_deadline
             )
+        self._caches.check_open()
         if not woken:
             budget.wait_deadline = None
             budget.has_waited = True

@@ -830,6 +830,26 @@ async def test_idle_caches_are_evicted():
         assert len(selector._context.caches._tokens) <= 7
 
 
+@virtual_time
+async def test_a_cache_in_use_is_not_evicted():
+    genie, store = FakeGenie(), store_of([*tokens(3), token("b", 1, owner="bob")])
+    async with SherdlockSelector(genie, store, backoff=1e6) as selector:
+        await open_subscription(selector)
+        lock = genie.lock_as_other("t0", "t1", "t2")
+        await settle()
+        selecting = asyncio.create_task(selector.select(3, transaction="tx", **ALICE))
+        await asyncio.sleep(700)
+        genie.delay_s = 1.0
+        genie.end(lock)
+        genie.muted = True
+        lock = genie.lock_as_other("t0")  # the first request of the selection fails
+        genie.muted = False
+        await asyncio.sleep(0.5)
+        await selector.select(1, transaction="tx2", owner="bob", **GBP)
+        genie.end(lock)
+        assert len((await asyncio.wait_for(selecting, 10)).tokens) == 3
+
+
 # -- ends ---------------------------------------------------------------------------------------------------
 
 
