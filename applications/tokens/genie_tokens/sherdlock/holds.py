@@ -254,6 +254,7 @@ class LockTracker:
         """
         if id in self._duplicates:
             remaining = [lock for lock in (self.observed_locks[id], *self._duplicates.pop(id)) if lock.id != lock_id]
+            del self.observed_locks[id]  # the next lock moves to the end: `expire` stops at the first recent lock
             self.observed_locks[id] = remaining[0]  # it exists, because there were at least two locks
             if len(remaining) > 1:
                 self._duplicates[id] = remaining[1:]

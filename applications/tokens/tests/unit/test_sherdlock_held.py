@@ -308,3 +308,15 @@ def test_a_reservation_that_expired_while_its_locks_were_extended_holds_its_toke
     assert tracker.is_held("a", 18.0)
     tracker.expire(19.0)
     assert not tracker.is_held("a", 18.0)
+
+
+def test_a_lock_whose_end_was_not_reported_is_removed_although_another_token_is_always_locked() -> None:
+    tracker = LockTracker(10.0)
+    tracker.on_locked("always", 0, "t", 0.0)
+    tracker.on_locked("a", 100, "other", 0.0)
+    for number in range(1, 10):
+        now = number * 5.0
+        tracker.on_locked("always", number, "t", now)
+        tracker.on_unlocked("always", number - 1)
+        tracker.expire(now)
+    assert list(tracker.observed_locks) == ["always"]
