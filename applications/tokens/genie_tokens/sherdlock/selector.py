@@ -195,4 +195,6 @@ class SherdlockSelector:
             grants = await self._search.reserve(reservation, acquiring)
         if isinstance(grants, Shortfall):
             raise SelectionEnded(f"another transaction holds tokens of {transaction!r}")
+        for token in grants.tokens:
+            context.caches.put_back(token.id)  # a report of another client's lock was outdated
         return SherdlockSelection(context, grants, reservation, checkpoint.target, earlier_locks=checkpoint.locks)

@@ -298,6 +298,26 @@ async def test_a_granted_token_no_longer_counts_as_locked_by_another_client() ->
                 await selector.select(1, transaction="t", **ALICE)
 
 
+@virtual_time
+async def test_a_restored_token_no_longer_counts_as_locked_by_another_client() -> None:
+    """The end of the other client's lock was not reported."""
+    genie = FakeGenie()
+    async with SherdlockSelector(genie, store_of(tokens(3)), retries=0) as selector:
+        await open_subscription(selector)
+        selection = await selector.select(3, transaction="t", **ALICE)
+        checkpoint = selection.checkpoint()
+        await selection.release()
+        other = genie.lock_as_other("t0", "t1", "t2")
+        await settle()
+        with pytest.raises(FundsLocked):  # sets the tokens aside
+            await selector.select(1, transaction="u", **ALICE)
+        genie.muted = True
+        genie.end(other)
+        await selector.restore(checkpoint)
+        with pytest.raises(InsufficientFunds, match=r"0 free$"):  # not FundsLocked
+            await selector.select(1, transaction="t", **ALICE)
+
+
 def test_a_reservation_that_expired_while_its_locks_were_extended_holds_its_tokens_again() -> None:
     tracker, reservation = LockTracker(10.0), Reservation("t", ["a"])
     tracker.reserve(reservation)
