@@ -493,8 +493,8 @@ class Server:
         starting = asyncio.create_task(self.start())
         stopping = asyncio.create_task(self._stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()  # raises the error if the start failed
+        if starting.done() or self._failure is not None:
+            await starting  # raises the error if the start failed, perhaps after it has stopped what was started
             if self._service_manager is not None:
                 self._service_manager.ready()
             await stopping

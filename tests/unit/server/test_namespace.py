@@ -225,3 +225,23 @@ async def test_a_server_logs_why_it_stops_when_it_cannot_serve_a_namespace() -> 
         async with serving(a=ControlledStore(), b=UnreadableStore()) as (server, _):
             await server._stopped.wait()
     assert [line["reason"] for line in log if line["log_level"] == "error"] == ["not written by this version of Genie"]
+
+
+class SilentStore(ControlledStore):
+    """A store that does not answer. It needs some time to stop."""
+
+    async def open(self, *_: object) -> StateMachine:
+        try:
+            await self.vacant.wait()
+        finally:
+            for _number in range(5):
+                await asyncio.sleep(0)
+        return StateMachine()
+
+
+async def test_a_start_fails_with_the_error_of_one_of_several_namespaces() -> None:
+    server = Server(Settings.from_options(port=0, admin_port=None, namespaces=("a", "b")))
+    server.namespaces["a"].store = UnreadableStore()
+    server.namespaces["b"].store = SilentStore(vacant=False)
+    with pytest.raises(ValueError, match="not written by this version of Genie"):
+        await server.run()
