@@ -153,8 +153,8 @@ class WalletTokens:
         - A token in `reserved` was reserved by this selector, and a token in `locked` was locked by
           another client, when it was set aside. Since then no end of a hold was reported, because each
           report puts the token back (`put_back`, `put_back_locked`). So it is still held.
-        - `locked_amount` is the sum of the tokens in `locked`. This selector holds none of them: a token that
-          Genie grants to it all the same is put back.
+        - `locked_amount` is the sum of the tokens in `locked`. If Genie grants such a token to this selector,
+          because the report of the other client's lock was outdated, the token is put back.
         - The ids of these tokens are in `held_ids`, a set that all wallets share.
 
     A candidate may be held, too, until a draw finds it and sets it aside.
@@ -244,7 +244,7 @@ class WalletTokens:
             self.add(token)
 
     def put_back_locked_by(self, transaction: str) -> None:
-        """Make the tokens candidates again that a transaction has locked: it may use them."""
+        """Make the tokens that a transaction has locked candidates again, because it may use them itself."""
         for id in [*self._locked_ids.get(transaction, ())]:
             self.put_back(id)
 
@@ -357,10 +357,9 @@ class Waiter:
 class WalletCache:
     """The unspent tokens of one wallet.
 
-    `caches_with_waiters` and `held_ids` are sets that all caches share. A cache adds itself to the first
-    while selections wait for the cache's tokens, and adds the tokens that it sets aside to the second.
-    `is_free` returns whether no transaction is known to hold a
-    token.
+    All caches share two sets: `caches_with_waiters` contains a cache while selections wait for its
+    tokens, and `held_ids` contains the ids of the tokens that a cache has set aside. `is_free` returns
+    whether no transaction is known to hold a token.
     """
 
     __slots__ = (

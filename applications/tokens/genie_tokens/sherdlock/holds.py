@@ -68,9 +68,9 @@ class ObservedLock(NamedTuple):
 class LockTracker:
     """The holders of tokens: reservations of this selector, and locks that the watch has reported.
 
-    `lease` is in seconds. `on_hold_ended` is called with the id of each token of which a reservation or
-    an observed lock has ended, and with whether the token may be free now: otherwise another
-    transaction still holds it. `on_cleared` is called when all observed locks are discarded.
+    `lease` is in seconds. `on_hold_ended` is called when a reservation or an observed lock ends: with
+    the id of each of its tokens, and with whether the token may be free now. `on_cleared` is called
+    when all observed locks are discarded.
     """
 
     __slots__ = (
@@ -151,8 +151,8 @@ class LockTracker:
         """Replace the requested tokens of a reservation by the tokens that Genie has granted, if any
         until `expires_at` (event-loop seconds).
 
-        Requested tokens that were not granted are not reported as free, because other clients hold
-        them.
+        Requested tokens that were not granted are not reported as free, because other clients hold at
+        least some of them.
         """
         granted_ids = set(granted)
         for id in reservation.token_ids - granted_ids:

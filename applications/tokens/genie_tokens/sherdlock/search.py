@@ -1,10 +1,10 @@
 """Finding free tokens of a wallet and locking them in Genie.
 
-A search draws candidates at random from the wallet's cache, skips tokens that are known to be held,
-and requests their locks, together with some spare tokens, in one request. If other clients have
-locked too many of them, it retries at once with more spares. If the cache has too few free tokens,
-it loads the wallet, or waits until others release theirs. It reports insufficient funds only after
-a consistent load.
+A search draws candidates at random from the wallet's cache, sets aside tokens that are known to be
+held, and requests the locks of the others, together with some spare tokens, in one request. If
+other clients have locked too many of them, it retries at once with more spares. If the cache has
+too few free tokens, it loads the wallet, or waits until others release theirs. It reports
+insufficient funds only after a consistent load.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Candidates:
 
 
 MAX_HELD_IN_DRAW = 1_000
-"""Maximum number of held tokens that one draw sets aside, so that it takes some milliseconds."""
+"""Maximum number of held tokens that one draw sets aside, so that a draw takes only some milliseconds."""
 
 
 class TooManyHeld(Exception):
@@ -173,7 +173,7 @@ class HeldTokens:
     def add_if_held(self, token: Token, tracker: LockTracker, now: float, *, own: str | None) -> bool:
         """Add a token if it is held. Returns whether it is. A lock of the transaction `own` does not count.
 
-        Raises TooManyHeld, and sets the tokens aside, if these are `MAX_HELD_IN_DRAW`.
+        Once there are `MAX_HELD_IN_DRAW` tokens, sets them aside and raises TooManyHeld.
         """
         if tracker.local_reservation(token.id, now) is not None:
             self.reserved.append(token)
@@ -237,9 +237,9 @@ def _take_candidates(
 
 
 def expected_skips(cache: WalletCache, taken_count: int, *, prefer: Prefer | None) -> int:
-    """Return about how many tokens that others hold a draw of `taken_count` free tokens would have
-    found, if none had been set aside. In an order by amount all of them count, because others
-    probably prefer the same tokens.
+    """Return the approximate number of tokens held by others that a draw of `taken_count` free tokens
+    would have skipped if no token had been set aside. In an order by amount this is all of them,
+    because others probably prefer the same tokens.
     """
     locked_count = len(cache.tokens.locked)
     return locked_count if prefer else locked_count * taken_count // (len(cache.tokens.candidates) + 1)
