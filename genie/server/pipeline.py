@@ -158,6 +158,9 @@ class Pipeline:
         self._drained: asyncio.Future[None] | None = None
         """Done when nothing is queued or in flight. None unless `drained` waits: a stop and a transfer of leadership may wait
         together."""
+        self._has_dropped_queued = False
+        """True after `drop_queued`: the pipeline stops after the commit in flight, whatever is queued later, such as the end of a
+        connection."""
 
     # -- input --------------------------------------------------------------------------------------------
 
@@ -344,8 +347,11 @@ class Pipeline:
             outcome.closing.clear()
         if expiry.request_deadlines.soonest < expiry.at or expiry.session_deadlines.soonest < expiry.at:
             expiry.set(self._on_expiry)  # a deadline may be before the time for which the timer is set
-        if self._drained is not None and not self._scheduler:
-            self._end_wait()
+        if self._drained is not None:
+            if self._has_dropped_queued:
+                self.stop()
+            elif not self._scheduler:
+                self._end_wait()
 
     # -- commits ------------------------------------------------------------------------------------------
 
@@ -495,7 +501,8 @@ class Pipeline:
             drained.set_result(None)
 
     def drop_queued(self) -> None:
-        """Drop the queued commands without replies. `drained` then waits only for the commit in flight."""
+        """Drop the queued commands without replies, and stop after the commit in flight, for which `drained` waits."""
+        self._has_dropped_queued = True
         self._scheduler.clear()
         self._schedule()
 

@@ -213,6 +213,29 @@ async def test_a_stop_during_a_transfer_of_leadership_waits_for_the_last_commit_
     assert [line for line in log if line["log_level"] == "warning"] == []
 
 
+async def test_the_end_of_a_connection_does_not_delay_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that ends after the queued commands were dropped, and then another one with each commit."""
+    monkeypatch.setattr(namespaces, "MAX_QUEUE_DRAIN_S", 0.0)
+    async with serving(a=(store := ControlledStore())) as (server, address):
+        await until(lambda: server.namespaces["a"].is_leader)
+        wires = [await connect(address, "a") for _number in range(20)]
+        for number, wire in enumerate(wires):
+            await wire.lock(f"exclusive:{number}", onDisconnect="release")
+        store.slow = True
+        wires[-1].send("request", resources=["exclusive:more"])
+        await store.commit_started.wait()
+        store.transfer_requested.set()
+        connections = list(server.connections)
+        await until(lambda: all(connection.closing for connection in connections))
+        await asyncio.sleep(0.001)  # the queued commands are dropped
+        while not store.resigned and connections:
+            connections.pop().abort()
+            await until(lambda: len(server.connections) == len(connections))
+            store.pending_commits.pop()(None)
+            await until(lambda: bool(store.pending_commits) or store.resigned)
+        assert len(connections) > 15
+
+
 class UnreadableStore(ControlledStore):
     """A store with data that this version of Genie cannot read."""
 
