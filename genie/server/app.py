@@ -523,6 +523,8 @@ class Server:
         await asyncio.gather(*(namespace.store.resign() for namespace in namespaces if namespace not in undrained))
         await self._close_connections()
         await asyncio.gather(*(namespace.store.close() for namespace in namespaces))
+        # At the end, because the next leaders and the clients need not wait for the disk.
+        await asyncio.gather(*(namespace.close_history() for namespace in namespaces))
         log.info("server stopped")
 
     async def _stop_namespaces(self) -> None:

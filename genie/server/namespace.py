@@ -411,15 +411,18 @@ class Namespace:
         return drained
 
     async def stop(self) -> None:
-        """Stop all tasks and the pipeline of the namespace, and close its history. Sends nothing to clients."""
+        """Stop all tasks and the pipeline of the namespace. Sends nothing to clients."""
         await cancel_and_wait(self._role_loop)
         await cancel_and_wait(self._history_cleanup)
         if self.pipeline is not None:
             self.pipeline.stop()
-        if self.history is not None:
-            await asyncio.to_thread(self.history.join, HISTORY_CLOSE_TIMEOUT_S)
         if self._monitor is not None:
             self._monitor.stop()
+
+    async def close_history(self) -> None:
+        """Wait until the history of a stopped namespace is written. A slow disk may take seconds."""
+        if self.history is not None:
+            await asyncio.to_thread(self.history.join, HISTORY_CLOSE_TIMEOUT_S)
 
     def _connections_of(self, handler: CommandHandler) -> list[Connection]:
         return [connection for connection in self._admission if connection.handler is handler]

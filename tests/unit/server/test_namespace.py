@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,6 +235,20 @@ async def test_the_end_of_a_connection_does_not_delay_the_next_leader(monkeypatc
             store.pending_commits.pop()(None)
             await until(lambda: bool(store.pending_commits) or store.resigned)
         assert len(connections) > 15
+
+
+async def test_a_slow_disk_of_the_history_does_not_delay_the_next_leader(tmp_path: Path) -> None:
+    settings = Settings.from_options(port=0, admin_port=None, namespaces=("a",), history_dir=str(tmp_path))
+    server, store = Server(settings), ControlledStore()
+    namespace = server.namespaces["a"]
+    namespace.store = store
+    await server.start()
+    await until(lambda: namespace.is_leader)
+    assert namespace.history is not None
+    was_resigned = []
+    namespace.history.join = lambda _timeout_s: was_resigned.append(store.resigned)  # type: ignore[method-assign]
+    await server.stop()
+    assert was_resigned == [True]
 
 
 class UnreadableStore(ControlledStore):
