@@ -165,6 +165,23 @@ def test_sigterm_ends_a_server_that_waits_for_redis() -> None:
     assert genie.wait() == 0
 
 
+@pytest.mark.parametrize("further", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM], ids=lambda signal: signal.name)
+def test_a_signal_after_the_stop_does_not_change_the_exit_status(further: signal.Signals) -> None:
+    command, environment = (
+        [*CLI, "serve", "--admin-port", "", "--port", "0"],
+        {**os.environ, "GENIE_LOG_FORMAT": "json"},
+    )
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for event in (b"locks are kept in memory", b"server stopped"):
+            while event not in process.stdout.readline():
+                pass
+            process.send_signal(signal.SIGTERM)
+        while process.poll() is None:
+            process.send_signal(further)
+        assert process.returncode == 0
+
+
 def test_a_closed_stdout_does_not_stop_the_server() -> None:
     environment = {**os.environ, "GENIE_PORT": str(free_port()), "GENIE_ADMIN_PORT": ""}
     process = subprocess.Popen([sys.executable, "-m", "genie.cli", "serve"], env=environment, stdout=subprocess.PIPE)
