@@ -127,6 +127,19 @@ async def test_a_candidate_detects_that_redis_was_emptied(redis: Redis, make_sto
     assert not redis.call("EXISTS", "{genie}:candidates")
 
 
+async def test_values_that_no_server_writes_are_no_candidates(
+    redis: Redis, make_store: Callable[[], RedisStore]
+) -> None:
+    """They end no server: a leader of another namespace would resign, and a candidate would stop."""
+    keyspace = make_store()._keyspace
+    redis.call("FLUSHALL")
+    for value in ("junk", "", b"\xff 127.0.0.1:1"):
+        redis.call("SET", "{genie}:transfer_request", value)
+        redis.call("HSET", "{genie}:positions", "another", value)
+        assert await keyspace.read_transfer_request() is None
+        assert not await keyspace.publish_position_and_compare((1, 1))
+
+
 async def test_an_empty_namespace_is_not_acquired_after_redis_was_emptied(
     redis: Redis, make_store: Callable[[], RedisStore]
 ) -> None:

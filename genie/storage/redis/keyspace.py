@@ -21,6 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from msgspec import DecodeError
@@ -307,12 +308,11 @@ class Keyspace:
             last_value, first_read_at = self._rivals.get(rival, (b"", now))
             rivals[rival] = (value, first_read_at if value == last_value else now)
         self._rivals = rivals
-        live_positions = [
-            decode_position(value.partition(b" ")[0])
-            for value, first_read_at in rivals.values()
-            if now - first_read_at < POSITION_TTL_S
-        ]
-        return any(rival_position > position for rival_position in live_positions)
+        for value, first_read_at in rivals.values():
+            with suppress(ValueError):  # a value that no server writes
+                if now - first_read_at < POSITION_TTL_S and decode_position(value.partition(b" ")[0]) > position:
+                    return True
+        return False
 
     async def request_transfer(self, address: str, count: int) -> None:
         """Request the transfer of this namespace to the node at `address`, which leads `count` namespaces.
@@ -326,13 +326,16 @@ class Keyspace:
     async def read_transfer_request(self) -> tuple[str, int] | None:
         """Return the address of the node that requests the namespace, and how many namespaces it leads.
 
-        Returns None if no node requests the namespace.
+        Returns None if no node requests the namespace, or if no server writes such a request.
         """
         stored = await self.primary.call("GET", self.key("transfer_request"))
         if stored is None:
             return None
-        count, _, address = stored.decode().partition(" ")
-        return address, int(count)
+        try:
+            count, _, address = stored.decode().partition(" ")
+            return address, int(count)
+        except ValueError:
+            return None
 
     async def delete_transfer_request(self) -> None:
         """Delete the transfer request, if there is one."""
