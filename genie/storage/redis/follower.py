@@ -104,7 +104,7 @@ class Follower:
         self._logged_load_error = ""
         """The last logged error of a load. Empty if the last load succeeded."""
         self._has_acquired = False
-        """True if this node has acquired leadership. It may still have to load the state from which to lead."""
+        """True if this step has acquired leadership. This node may still have to load the state from which to lead."""
         self.acquired_state: StateMachine | None = None
         """The state from which this node leads. None until the node has acquired leadership and loaded the state."""
         self.acquired_at = 0.0
@@ -148,6 +148,7 @@ class Follower:
         again.
         """
         started_at = self._loop.time()
+        self._has_acquired = False  # an acquisition whose `_take_over` has failed is repeated
         meta = await self._keyspace.read()
         primary = self._keyspace.primary
         self._candidacy.note_run(primary.run, meta, primary_may_change=primary.may_change)

@@ -462,6 +462,32 @@ async def test_a_follower_whose_load_fails_keeps_the_commits_that_it_has_read(fa
     assert roles == [Following("other", caught_up=False)]
 
 
+async def test_a_takeover_that_failed_does_not_make_a_later_load_drop_the_replica() -> None:
+    """This node has acquired leadership, could not load the state, and follows another leader now."""
+    keyspace = ScriptedKeyspace(led_by(Node(address="other"), epoch=9))
+    keyspace.history = EpochHistory(((0, 0), (7, 3), (8, 0)))
+    reader = ScriptedReader()
+    follower = Follower(cast("Keyspace", keyspace), reader, OWN, LeadershipBalancer(), outage_log(), lambda _: None)
+    is_reachable = False
+
+    async def scan_records() -> AsyncIterator[dict[bytes, bytes]]:
+        if not is_reachable:
+            raise RedisFailure("the connection to 127.0.0.1:6379 ended: closed")
+        yield {}
+
+    keyspace.scan_records = scan_records  # type: ignore[method-assign]
+    with pytest.raises(RedisFailure):
+        await follower._take_over()
+    is_reachable = True
+    await follower._step()
+    replica = follower._replica.lazy
+    assert replica is not None
+    is_reachable = False
+    with pytest.raises(RedisFailure):
+        await follower._load_replica()
+    assert follower._replica.lazy is replica
+
+
 class ScriptedReader(LogReader):
     """The reader of a log without further entries."""
 
