@@ -10,12 +10,15 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+import structlog
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from genie.config import Settings
 from genie.core import HELD, Request
 from genie.server.app import Server
 from genie.storage.redis import keyspace
+from genie.storage.redis.commit import new_backoff, retry_until_done
 from genie.storage.redis.election import Candidacy, Decision, decide
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Meta
@@ -125,6 +128,25 @@ async def test_a_candidate_detects_that_redis_was_emptied(redis: Redis, make_sto
     assert await store._keyspace.register_candidate()
     await lead(store, 1, batch_holding())
     assert not redis.call("EXISTS", "{genie}:candidates")
+
+
+async def test_a_timeout_of_redis_is_logged_with_a_reason(
+    make_store: Callable[[], RedisStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`asyncio.timeout` raises an error without a text."""
+    store = make_store()
+    await lead(store, 1, batch_holding())
+    attempts = iter(["failing", "successful"])
+
+    async def time_out(*_: object) -> None:
+        if next(attempts, "failing") == "failing":
+            raise TimeoutError
+
+    with capture_logs() as lines:
+        await retry_until_done("connect", time_out, new_backoff(), structlog.get_logger())
+        monkeypatch.setattr(store._keyspace, "resign", time_out)
+        await store.resign()
+    assert [line["reason"] for line in lines if line["log_level"] == "warning"] == ["TimeoutError", "TimeoutError"]
 
 
 async def test_values_that_no_server_writes_are_no_candidates(

@@ -699,8 +699,9 @@ async def retry_until_done(
         try:
             return await attempt()
         except FAILURES as error:
-            if str(error) != last_error:
-                last_error = str(error)
+            text = str(error) or type(error).__name__
+            if text != last_error:
+                last_error = text
                 log.warning("store operation failed, retrying", operation=operation, reason=last_error)
         # Not in the handler: compiled by mypyc, a coroutine that is closed there can overwrite memory beyond `None`.
         await asyncio.sleep(round(backoff.next_delay(), 3))

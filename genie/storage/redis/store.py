@@ -260,7 +260,8 @@ class RedisStore:
                     return
                 await self._keyspace.resign(last_index, counters)
         except FAILURES as error:
-            self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=str(error))
+            reason = str(error) or type(error).__name__
+            self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=reason)
 
     async def close(self) -> None:
         """Stop committing and disconnect.
