@@ -43,7 +43,7 @@ type Client struct {
 	failedRounds int                 // since the server has executed a command
 	takeovers    int                 // of the session, in a row
 	isEntered    bool                // Dial does not wait any more
-	lateLookUps  map[address]*lookUp // those that were too late for the last round
+	lateLookUps  map[address]*lookUp // lookups too late for the last round
 
 	mu           sync.Mutex
 	served       *conn            // the connection whose `hello` was accepted; nil: there is none

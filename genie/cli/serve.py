@@ -222,7 +222,7 @@ def serve(ctx: click.Context, /, **options: Any) -> None:
         logs.configure(settings.log_level, settings.log_format)
         settings = _fit_open_files(settings)
         read_settings = None if configuration.path is None else read_changed_settings
-        status = run_on_uvloop(_serve_once(settings, read_settings))
+        status = run_on_uvloop(_serve_then_block_signals(settings, read_settings))
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {settings.host}:{settings.port}: {_explain_bind_error(error, settings)}"
@@ -265,7 +265,7 @@ def check_advertised(address: str | None) -> None:
         raise ValueError(f"GENIE_ADVERTISE: must be one HOST:PORT or [IPv6]:PORT, not {address!r}")
 
 
-async def _serve_once(settings: Settings, read_settings: ReadSettings | None) -> int:
+async def _serve_then_block_signals(settings: Settings, read_settings: ReadSettings | None) -> int:
     """Run `_serve`. Further signals are blocked afterwards, so that they do not change the exit status of the process."""
     try:
         return await _serve(settings, read_settings)

@@ -17,7 +17,7 @@ from typing import Protocol
 from msgspec.structs import replace
 from structlog.typing import FilteringBoundLogger
 
-from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.connection import RedisFailure, describe_failure
 from genie.storage.redis.keyspace import Checkpoint, Keyspace
 from genie.storage.redis.log import BatchCommitted, LogReader, LogTruncated, Position
 from genie.storage.store import Batch, UnknownFormat
@@ -105,7 +105,7 @@ class Checkpointer:
                     await self.write()
                 except (RedisFailure, UnknownFormat) as error:
                     # A rollback or another leader is found and handled by the next commit.
-                    self._log.warning("checkpoint failed, retrying", reason=str(error) or type(error).__name__)
+                    self._log.warning("checkpoint failed, retrying", reason=describe_failure(error))
 
     def _is_due(self, elapsed_s: float) -> bool:
         """Return whether a checkpoint is due `elapsed_s` seconds after the last attempt."""

@@ -21,7 +21,14 @@ from typing import Any, Final, NamedTuple, TypeVar
 from structlog.typing import FilteringBoundLogger
 
 from genie.backoff import Backoff
-from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, encode_bulk, encode_command
+from genie.storage.redis.connection import (
+    ErrorReply,
+    RedisConnection,
+    RedisFailure,
+    describe_failure,
+    encode_bulk,
+    encode_command,
+)
 from genie.storage.redis.keyspace import Keyspace, Meta
 from genie.storage.redis.log import LogRetention, Position, encode_position
 from genie.storage.redis.outage import OutageLog, failed_since
@@ -699,7 +706,7 @@ async def retry_until_done(
         try:
             return await attempt()
         except FAILURES as error:
-            text = str(error) or type(error).__name__
+            text = describe_failure(error)
             if text != last_error:
                 last_error = text
                 log.warning("store operation failed, retrying", operation=operation, reason=last_error)

@@ -28,6 +28,11 @@ class RedisFailure(Exception):
     """
 
 
+def describe_failure(error: BaseException) -> str:
+    """Return the text of an error for the log, or its type if it has none, like that of `asyncio.timeout`."""
+    return str(error) or type(error).__name__
+
+
 class ErrorReply(RedisFailure):
     """Redis replied with an error."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from redis.crc import key_slot
 
-from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure
+from genie.storage.redis.connection import ErrorReply, RedisConnection, RedisFailure, describe_failure
 from genie.storage.redis.url import Address, Login, RedisUrl
 
 QUERY_TIMEOUT_S = 1.5
@@ -213,7 +213,7 @@ async def _query_all(
                 elif isinstance(error, TimeoutError):
                     errors.append("no answer")
                 else:
-                    errors.append(str(error) or type(error).__name__)
+                    errors.append(describe_failure(error))
             pending = [task for task in pending if task not in done]
             if replies:
                 has_majority = 2 * len(replies) > len(queries)

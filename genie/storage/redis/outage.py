@@ -7,6 +7,7 @@ from dataclasses import replace
 from structlog.typing import FilteringBoundLogger
 
 from genie.roles import StoreOutage
+from genie.storage.redis.connection import describe_failure
 from genie.storage.redis.primary import CALL_TIMEOUT_S, NoReply, is_denied
 from genie.storage.redis.url import Address
 
@@ -42,7 +43,7 @@ class OutageLog:
         If there is no outage, one begins, whose start is `since`. `leads` says whether this node leads. An error that
         repeats is logged every `LOG_INTERVAL_S`, or only once if a node that does not lead is denied access.
         """
-        text = str(error) or type(error).__name__
+        text = describe_failure(error)
         is_follower_denied = not leads and is_denied(error)
         self.failure_count += 1
         if self.current is None:

@@ -28,7 +28,7 @@ from genie.storage.redis.commit import (
     new_backoff,
     retry_until_done,
 )
-from genie.storage.redis.connection import RedisFailure
+from genie.storage.redis.connection import RedisFailure, describe_failure
 from genie.storage.redis.election import MIN_IMBALANCE, LeadershipBalancer
 from genie.storage.redis.follower import Follower
 from genie.storage.redis.keyspace import Keyspace, meta_key
@@ -260,8 +260,9 @@ class RedisStore:
                     return
                 await self._keyspace.resign(last_index, counters)
         except FAILURES as error:
-            reason = str(error) or type(error).__name__
-            self._log.warning("resignation failed, the next leader waits for the lease to expire", reason=reason)
+            self._log.warning(
+                "resignation failed, the next leader waits for the lease to expire", reason=describe_failure(error)
+            )
 
     async def close(self) -> None:
         """Stop committing and disconnect.
