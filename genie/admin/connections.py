@@ -3,8 +3,8 @@
 A connection is *pending* until its first request is complete, with its body. Then it is *established*. The number of
 each kind is limited. If there are too many pending connections, a new one replaces the oldest of the address that has
 the most. So clients that send nothing, or send slowly, do not use up the open files of the server. They do not keep out
-a health check either, even from their own address: it sends its request at once, before `MAX_PENDING` further
-connections arrive.
+a health check from another address. They keep out one from their own address only if they open `MAX_PENDING` connections
+before its request is complete.
 
 Each iteration of the event loop parses a limited part of the input. It takes a microsecond to parse two or three bytes
 of a chunked body, which a client can send without authentication.

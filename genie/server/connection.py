@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -31,7 +32,7 @@ from genie.protocol.framing import (
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer, principal_name
 from genie.server.rejections import unavailable
-from genie.server.unread_output import WRITE_BUFFER_BYTES
+from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES, WRITE_BUFFER_BYTES
 from genie.tls import certificate_name
 from genie.tls_accept import BelowTls, TurnsObject
 
@@ -79,6 +80,8 @@ class Connection(Peer, asyncio.Protocol):
         "_eof",
         "_find_handler",
         "_handshake",
+        "_held_bytes",
+        "_held_output",
         "_limits",
         "_lines",
         "_lingers_until",
@@ -87,6 +90,7 @@ class Connection(Peer, asyncio.Protocol):
         "_postponed_input",
         "_postponed_lines",
         "_transport",
+        "_writable",
         "certificate",
         "handler",
     )
@@ -114,8 +118,16 @@ class Connection(Peer, asyncio.Protocol):
         self.certificate: str | None = None
         """The name in the client's verified certificate. None without a certificate, or if a token authenticated the client."""
         self._transport: asyncio.Transport | None = None
+        self._writable: asyncio.Transport | None = None
+        """The transport while messages may be passed to it. None while `write_blocked`, and once nothing more is sent."""
         self._encrypted_output: BelowTls | None = None
         """The output below TLS that the client has not read. None without TLS."""
+        self._held_output: deque[bytearray] = deque()
+        """Output that is passed to the transport when the client has read earlier output, in parts of at most
+        `MAX_WRITE_BYTES`. Empty unless `write_blocked`. The transport would keep 600 bytes for each message, and a watcher
+        may get many short ones."""
+        self._held_bytes = 0
+        """Bytes of `_held_output`."""
         self._lines = LineReader(limits.max_line)
         """Splits the input into lines, and keeps the incomplete last line."""
         self._postponed_input = bytearray()
@@ -141,7 +153,7 @@ class Connection(Peer, asyncio.Protocol):
             current = self._find_handler(None)
             if not isinstance(current, RequestRejected):  # there always is a default namespace
                 self.handler = current
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = self._writable = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         tls = transport.get_extra_info("ssl_object")
         if isinstance(tls, TurnsObject) and tls.turn is not None:
@@ -273,8 +285,10 @@ class Connection(Peer, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the cause does not matter
         """Tell the handler that the connection is lost, so that it releases the locks bound to the connection."""
         self.closed = True
-        self._transport = None  # asyncio's transport may raise AttributeError if it is aborted now
+        self._transport = self._writable = None  # asyncio's transport may raise AttributeError if it is aborted now
         self._encrypted_output = None  # breaks a reference cycle
+        self._held_output.clear()
+        self._held_bytes = 0
         self._admission.leave(self)
         if self._handshake is not None:
             self._handshake.stop_timer()
@@ -292,6 +306,7 @@ class Connection(Peer, asyncio.Protocol):
         if self.write_blocked:
             return
         self.write_blocked = True
+        self._writable = None
         self._update_reading()
         self._admission.unread_output.add(self, self.blocked_bytes)
 
@@ -302,36 +317,70 @@ class Connection(Peer, asyncio.Protocol):
             return
         self.write_blocked = False
         self._admission.unread_output.discard(self)
-        self._update_reading()
-        self.handler.on_writable(self)
+        if self._transport is not None and not self.closed and not self._lingers_until:
+            self._writable = self._transport
+            self._write_held_output(self._transport)
+        if not self.write_blocked:  # otherwise the client has to read that first
+            self._update_reading()
+            self.handler.on_writable(self)
 
     # -- output -------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Send the deferred watch events, then all messages of the batch, in one write. Do nothing if the batch has none."""
-        outbox, transport = self.outbox, self._transport
+        outbox, writable = self.outbox, self._writable
         if not outbox:  # for example: the request of a quiet client waits
             self.has_reply = False
-        elif self.watch_bytes or self.write_blocked or self.closed or self._lingers_until or transport is None:
+        elif self.watch_bytes or writable is None:
             super().flush()
         else:  # the usual case
             self.has_reply = False
-            transport.write(b"".join(outbox))
+            data = b"".join(outbox)
             outbox.clear()
+            if len(data) <= MAX_WRITE_BYTES:
+                writable.write(data)
+            else:
+                self._write(data)
 
     def _write(self, data: bytes) -> None:
         """Write to the client. If the client has too many unread bytes (a slow consumer), disconnect it instead."""
-        transport = self._transport
+        transport, writable = self._transport, self._writable
         if not data or self.closed or transport is None or self._lingers_until:
             return
-        if not self.write_blocked:
-            transport.write(data)
+        if writable is None:
+            self._write_later(transport, data)
+        elif len(data) <= MAX_WRITE_BYTES:
+            writable.write(data)
+        else:
+            self._hold(data)
+            self._write_held_output(writable)
+
+    def _write_later(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Hold output, because the client does not read. If it has too many unread bytes, disconnect it instead."""
         # `data` does not count: one large batch is allowed to exceed the limit.
-        elif self.unread_bytes > self._limits.max_unread:
+        if self.unread_bytes > self._limits.max_unread:
             self._disconnect_slow_consumer(transport)
         else:
-            transport.write(data)
+            self._hold(data)
             self._admission.unread_output.add(self, len(data))
+
+    def _hold(self, data: bytes) -> None:
+        """Append bytes to the output that is not passed to the transport yet."""
+        held = self._held_output
+        if held and len(held[-1]) + len(data) <= MAX_WRITE_BYTES:
+            held[-1] += data
+        else:
+            view = memoryview(data)
+            held.extend(bytearray(view[i : i + MAX_WRITE_BYTES]) for i in range(0, len(data), MAX_WRITE_BYTES))
+        self._held_bytes += len(data)
+
+    def _write_held_output(self, transport: asyncio.Transport, *, at_once: bool = False) -> None:
+        """Pass held output to the transport until the client has to read it. With `at_once`, pass all, before an end."""
+        held = self._held_output
+        while held and (at_once or not self.write_blocked) and not transport.is_closing():
+            part = held.popleft()
+            self._held_bytes -= len(part)
+            transport.write(part)
 
     def _disconnect_slow_consumer(self, transport: asyncio.Transport) -> None:
         """Send an error and close the connection.
@@ -342,8 +391,10 @@ class Connection(Peer, asyncio.Protocol):
         reason = (
             f"slow consumer: the client left more than {limit} bytes of messages unread, so the connection is closed"
         )
-        transport.write(replies.error(RequestRejected(Code.TOO_MANY, reason)))
+        self._hold(replies.error(RequestRejected(Code.TOO_MANY, reason)))
+        self._write_held_output(transport, at_once=True)
         self.closed = True  # nothing is sent after the error
+        self._writable = None
         self.finish()
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
@@ -361,16 +412,16 @@ class Connection(Peer, asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes in the write buffers of the connection, which the client has not read."""
+        """Bytes of output of the connection that the client has not read."""
         if self._transport is None:
             return 0
         encrypted_bytes = 0 if self._encrypted_output is None else self._encrypted_output.unread_bytes
-        return self._transport.get_write_buffer_size() + encrypted_bytes
+        return self._held_bytes + self._transport.get_write_buffer_size() + encrypted_bytes
 
     @property
     def blocked_bytes(self) -> int:
-        """Bytes of output that the client has not read, and of queued commands, the next of which may wait for the client."""
-        return self.unread_bytes + self.queued_bytes
+        """Bytes of output that the client has not read, and of the memory of queued commands, which may wait for the client."""
+        return self.unread_bytes + COMMAND_FACTOR * self.queued_bytes
 
     # -- flow control -------------------------------------------------------------------------------------
 
@@ -423,8 +474,10 @@ class Connection(Peer, asyncio.Protocol):
         if self._eof or not transport.can_write_eof():  # TLS has no half-close, and discards input when it is closed
             self._close(transport)
             return
+        self._write_held_output(transport, at_once=True)
         loop = asyncio.get_running_loop()
         self._lingers_until = loop.time() + LINGER_S
+        self._writable = None
         with contextlib.suppress(OSError):  # the client has reset the connection, which the event loop will report
             transport.write_eof()
         loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)  # 0 bytes discarded so far
@@ -432,6 +485,7 @@ class Connection(Peer, asyncio.Protocol):
 
     def _close(self, transport: asyncio.Transport) -> None:
         """Close the transport when all messages are sent."""
+        self._write_held_output(transport, at_once=True)
         if self._encrypted_output is not None and self._encrypted_output.is_end_unread:
             transport.resume_reading()  # the input is discarded; otherwise the connection would stay open
         transport.close()

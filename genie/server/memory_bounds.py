@@ -29,7 +29,7 @@ from genie.server.sessions import (
     SESSION_BYTES,
 )
 from genie.server.state_size import WATCH_BYTES
-from genie.server.unread_output import WRITE_BUFFER_BYTES
+from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES, WRITE_BUFFER_BYTES
 from genie.server.watch_events import MAX_WAITING_BYTES
 
 KIB: Final = 1 << 10
@@ -42,7 +42,9 @@ ENDED_REQUEST_BYTES: Final = REQUEST_BYTES + SHORT_NAMES * NAME_BYTES
 """Maximum bytes of a request that is retained with its reply. A larger request is not retained."""
 REPLY_BYTES: Final = ENDED_REQUEST_BYTES + MAX_RETAINED_REPLY_BYTES
 """Maximum bytes of a retained reply of a session with a key. Without a key, a reply has no message."""
-CONNECTION_BYTES: Final = 8 * KIB + WRITE_BUFFER_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
+CONNECTION_BYTES: Final = (
+    8 * KIB + WRITE_BUFFER_BYTES + MAX_WRITE_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
+)
 """Maximum bytes of a connection with its session, its guaranteed replies, and the unread output that no limit
 counts."""
 TLS_BYTES: Final = 704 * KIB
@@ -59,10 +61,10 @@ ADMIN_RESPONSE_BYTES: Final = 96 * MIB
 """Maximum bytes of large responses of the admin port, which are being sent or are cached."""
 OUTCOME_BYTES: Final = 96
 """Bytes of the id and the reason of an ended request."""
-COMMAND_FACTOR: Final = 5
-"""Memory of the shortest commands, as a multiple of their bytes."""
 PARTIAL_FACTOR: Final = 2
 """Memory of an incomplete line while it grows, as a multiple of its bytes."""
+UNREAD_FACTOR: Final = 2
+"""Memory of unread output, as a multiple of its bytes. Python reserves up to an eighth more for output that grows."""
 CACHED_RESOURCE_BYTES: Final = 1_024
 """Bytes of an entry of the cache of decoded resources, which has only short names."""
 PROGRAM_BYTES: Final = 192 * MIB
@@ -111,7 +113,7 @@ def memory_bounds(settings: Settings) -> list[Bound]:
         Bound("connections", "max_connections", limits.max_connections, CONNECTION_BYTES + tls_bytes),
         Bound("one read of each connection", "max_connections", limits.max_connections, read_bytes),
         Bound("bytes of incomplete lines", "max_partial", limits.max_partial, PARTIAL_FACTOR),
-        Bound("unread bytes", "max_unread_total", limits.max_unread_total, 1),
+        Bound("unread bytes", "max_unread_total", limits.max_unread_total, UNREAD_FACTOR),
         Bound("cached names", None, MAX_CACHED_RESOURCES, CACHED_RESOURCE_BYTES),
         Bound("bytes of queued commands", "max_pending", limits.max_pending, COMMAND_FACTOR, per_namespace=True),
         Bound("bytes of locks, waits, sessions, watches", "max_state", limits.max_state, 1, per_namespace=True),

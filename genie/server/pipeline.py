@@ -89,7 +89,7 @@ class DeferredEvents:
         for connection in [*islice(self._connections, MAX_FLUSHED_WATCHERS)]:
             if sent_bytes >= MAX_FLUSHED_BYTES:
                 break
-            sent_bytes += connection.watch_bytes
+            sent_bytes += sum(map(len, connection.deferred))
             is_closed_afterwards = self._connections.pop(connection)
             if is_closed_afterwards:
                 connection.finish()

@@ -474,6 +474,9 @@ class CommandScheduler:
         """
         while self.slow:
             connection = round_robin.take_next(self.slow)
+            if connection.deferred:
+                # Otherwise the answer, which may be large, would be deferred, too. Then it would not count as unread output.
+                connection.flush_deferred()
             if not connection.write_blocked or connection.closed or connection.session.ending is not None:
                 return connection
             self._parked[connection] = None

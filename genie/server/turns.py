@@ -72,6 +72,11 @@ class _Kind:
         """Number of denied parts of each caller since its last part."""
         self.skipped = 0
         """Number of consecutive iterations, up to the last one, in which every part of this kind was denied."""
+        self.waited_in_vain = False
+        """True if a part of this kind was denied in this iteration only because another caller has waited longer."""
+        self.is_unordered = False
+        """True if any caller may be the next one, because in the last iteration the caller that had waited longest did not
+        ask, and no other caller had a part."""
 
 
 class IterationTurns:
@@ -177,10 +182,13 @@ class IterationTurns:
                 return False
         elif self._first is not None and self._first is not kind and not self._first.ran:
             return False
-        if kind.skipped:  # the callers that wait have had no part in the last iteration, and may not ask in this one
+        if kind.is_unordered:
             return True
         since = self._waits_since(kind, caller)
-        return all(since <= other_since for other_since in kind.late_before.values())
+        if all(since <= other_since for other_since in kind.late_before.values()):
+            return True
+        kind.waited_in_vain = True
+        return False
 
     def _waits_since(self, kind: _Kind, caller: Caller) -> int:
         """Return the iteration since which a caller waits, later by `OVERRUN_PENALTY` if its last part exhausted an iteration."""
@@ -218,6 +226,7 @@ class IterationTurns:
         for kind in kinds:  # a kind was skipped if callers asked for its parts, and none had one
             was_skipped = len(kind.late) > 0 and not kind.ran
             kind.skipped = kind.skipped + 1 if was_skipped else 0
+            kind.is_unordered, kind.waited_in_vain = was_skipped and kind.waited_in_vain, False
             kind.late_before, kind.late = kind.late, {}
             kind.ran.clear()
         most_skipped = max(kinds, key=lambda kind: kind.skipped)

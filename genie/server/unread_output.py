@@ -20,12 +20,20 @@ WRITE_BUFFER_BYTES = 4 << 10
 """Unread bytes of one connection that are not counted. A connection with more is *write-blocked*."""
 
 
+MAX_WRITE_BYTES = 16 << 10
+"""Maximum bytes of output that a connection passes to its transport at once. The transport keeps them all in memory until the
+last of them are sent, but reports only the unsent ones."""
+
+COMMAND_FACTOR = 5
+"""Memory of the shortest queued commands, as a multiple of their bytes."""
+
+
 class SlowConsumer(Protocol):
     """The part of a connection that `UnreadOutput` uses."""
 
     @property
     def blocked_bytes(self) -> int:
-        """Bytes of output that the client has not read, and of queued commands."""
+        """Bytes of output that the client has not read, and of the memory of queued commands."""
 
     def abort_slow_consumer(self, reason: str) -> None:
         """Log the reason and close the connection at once, without sending its unread bytes."""

@@ -78,12 +78,15 @@ class Client:
 
     def __init__(self, world: World) -> None:
         self.received: list[dict[str, Any]] = []
+        self._partial = b""
+        """The incomplete last line of what was received."""
         self.connection = Connection(world.pipeline, Limits(), world.admission)
         self.transport = RecordingTransport(self._on_data)
         self.connection.connection_made(self.transport)
 
     def _on_data(self, data: bytes) -> None:
-        self.received += map(json.loads, data.splitlines())
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        self.received += map(json.loads, lines)
 
     def send(self, command: str, **payload: Any) -> None:
         self.connection.data_received(json.dumps({"command": command, "payload": payload}).encode() + b"\n")

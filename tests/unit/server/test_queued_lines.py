@@ -17,6 +17,7 @@ from genie.server.connection import Connection
 from genie.server.follower import FollowerHandler
 from genie.server.listener import AdmissionControl
 from genie.server.scheduler import LIGHT_BYTES, MAX_QUEUED_BYTES
+from genie.server.unread_output import COMMAND_FACTOR
 from support.core.sliced_pipeline import Client, World, exceed_store_timeout
 from support.network.recording_transport import RecordingTransport
 
@@ -133,7 +134,9 @@ async def test_a_command_that_waits_until_the_client_reads_counts_as_unread(worl
     await world.settle()
     assert world.pipeline._scheduler.bytes == 0, "the inspect is parked"
     assert client.connection.queued_bytes > len(line)
-    assert world.admission.unread_output.bytes == client.transport.unread_bytes + client.connection.queued_bytes
+    connection = client.connection
+    assert world.admission.unread_output.bytes == connection.unread_bytes + COMMAND_FACTOR * connection.queued_bytes
+    client.transport.unread_bytes = 0
     client.connection.resume_writing()
     await world.settle()
     assert world.admission.unread_output.bytes == client.connection.queued_bytes == 0

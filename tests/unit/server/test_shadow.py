@@ -43,6 +43,8 @@ class Client:
         self.world, self.rng = world, world.rng
         self.lines: list[bytes] = []
         """The requests that it has sent."""
+        self._partial = b""
+        """The incomplete last line of what was received."""
         self.is_watching = False
         self.connection = Connection(world.pipeline, world.limits, world.admission)
         self.transport = RecordingTransport(self._on_data)
@@ -61,7 +63,8 @@ class Client:
 
     def _on_data(self, data: bytes) -> None:
         """Check that all changes are stored when a message leaves, except deferred events and rejections."""
-        commands = [orjson.loads(line)["command"] for line in data.splitlines()]
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        commands = [orjson.loads(line)["command"] for line in lines]
         if not self.is_watching and not {"error"}.issuperset(commands):
             assert not self.world.store.in_flight, f"{data!r} is sent during a commit"
             assert not self.world.pipeline._outcome.changes, f"{data!r} is sent before a commit"

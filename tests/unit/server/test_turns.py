@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
@@ -168,6 +169,28 @@ def test_each_kind_of_parts_has_its_turn_if_each_part_fills_an_iteration() -> No
     assert sorted(began) == sorted(["slice", "slow", "batch"] * 2)
 
 
+@pytest.mark.parametrize("seconds", [ITERATION_S, 1.1 * LONG_S])
+def test_slices_of_different_work_have_equal_shares_beside_slow_commands(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """The slices ask in the same order in each iteration, and in some iterations none begins."""
+    turns, clock, counts = TurnsWithoutLoop(), Clock(monkeypatch), Counter[str]()
+
+    def work(caller: str) -> None:
+        counts[caller] += 1
+        clock.work(seconds)
+
+    for _ in range(300):
+        for caller in "abc":
+            turns.run_slice(caller, work, caller)
+        if turns.begin_batch("pipeline"):
+            turns.spend(BATCH_S)
+        if turns.begin_slow("pipeline"):
+            turns.spend(seconds)
+        turns._end_iteration()
+    assert max(counts.values()) <= 1.2 * min(counts.values()), counts
+
+
 async def test_the_parts_of_a_namespace_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them takes the time of an iteration, and they are all due at the same moment."""
     clock, turns = Clock(monkeypatch), IterationTurns()
@@ -266,7 +289,7 @@ async def test_watch_events_of_many_namespaces_are_flushed_in_a_bounded_number_o
     turns, clock, flushed = IterationTurns(), Clock(monkeypatch), [0]
 
     class Watcher:
-        watch_bytes = 1
+        deferred = (b"event",)
 
         def defer(self) -> None: ...
 

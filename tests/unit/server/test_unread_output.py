@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import sys
+from collections import deque
 from contextlib import ExitStack
 
 import pytest
 
-from genie.config import Settings
-from genie.server import byte_limit, connection, unread_output
+from genie.config import Limits, Settings
+from genie.server import byte_limit, connection, pipeline, unread_output
 from genie.server.app import Server
-from genie.server.unread_output import UnreadOutput
+from genie.server.connection import Connection
+from genie.server.peer import MAX_BYTES_BEFORE_REPLY
+from genie.server.unread_output import MAX_WRITE_BYTES, UnreadOutput
 from genie.testing.simulation.loop import SimLoop, deterministic
+from support.core.sliced_pipeline import Client, World
+from support.network.recording_transport import RecordingTransport
 from support.processes.servers import WAIT_S
 
 MEGABYTE = 1 << 20
@@ -136,6 +142,110 @@ async def test_clients_that_do_not_read_cost_a_bounded_number_of_bytes() -> None
     assert MEGABYTE < greatest <= 4 * MEGABYTE, "the limit, and one answer"
     await server.stop()
     assert server.unread_output.bytes == 0
+
+
+class Transport(RecordingTransport):
+    """Pauses the connection when the client has not read enough, as the transports of event loops do."""
+
+    def __init__(self, client: Connection) -> None:
+        self.client, self.writes = client, list[bytes]()
+        super().__init__(self.writes.append)
+        self.unread_bytes = 0
+        client.connection_made(self)
+
+    def write(self, data: bytes) -> None:
+        super().write(data)
+        if self.unread_bytes > unread_output.WRITE_BUFFER_BYTES:
+            self.client.pause_writing()
+
+    def write_eof(self) -> None:
+        super().write_eof()
+        self.writes.append(b"EOF")
+
+    def read(self) -> None:
+        """Let the client read all output."""
+        self.unread_bytes = 0
+        self.client.resume_writing()
+
+
+EVENT = b"%05d: an event of a lock that another client holds, and that this client watches, without reading it\n"
+
+
+@pytest.mark.parametrize("end", ["reads", "finish", "loses"])
+async def test_many_short_messages_for_a_client_that_does_not_read_are_few_writes(end: str) -> None:
+    world = World()
+    watcher = Connection(world.pipeline, Limits(), world.admission)
+    transport = Transport(watcher)
+    messages = [EVENT % number for number in range(10_000)]
+    size = sum(map(len, messages))
+    for message in messages:
+        watcher.outbox.append(message)
+        watcher.flush()
+    assert sum(map(len, transport.writes)) == transport.unread_bytes < 5_000
+    assert watcher.unread_bytes == world.admission.unread_output.bytes == size
+    assert sum(map(sys.getsizeof, watcher._held_output)) < 1.2 * size
+    written = len(transport.writes)
+    if end == "loses":
+        watcher.connection_lost(None)
+        assert (watcher.unread_bytes, watcher._held_output) == (0, deque())
+        return
+    if end == "finish":
+        watcher.finish()
+        assert transport.writes.pop() == b"EOF"
+    for _ in range(len(messages)):
+        transport.read()
+        if end == "reads" and watcher.write_blocked:
+            assert transport.unread_bytes <= MAX_WRITE_BYTES
+            assert watcher.unread_bytes == world.admission.unread_output.bytes
+    assert b"".join(transport.writes) == b"".join(messages)
+    assert len(transport.writes) - written <= 1 + size // MAX_WRITE_BYTES * 1.1
+    assert (watcher.unread_bytes, world.admission.unread_output.bytes) == (0, 0)
+
+
+async def test_a_long_answer_is_written_in_parts() -> None:
+    """The transport would keep all of it until the client has read the last byte."""
+    world = World()
+    reader = Connection(world.pipeline, Limits(), world.admission)
+    transport, answer = Transport(reader), b"".join(EVENT % number for number in range(10_000))
+    reader.outbox.append(answer)
+    reader.flush()
+    assert list(map(len, transport.writes)) == [MAX_WRITE_BYTES]
+    assert reader.unread_bytes == world.admission.unread_output.bytes == len(answer)
+    while reader.write_blocked:
+        transport.read()
+    assert b"".join(transport.writes) == answer
+    assert max(map(len, transport.writes)) == MAX_WRITE_BYTES
+
+
+async def test_the_error_for_a_slow_consumer_follows_its_messages() -> None:
+    world = World()
+    reader = Connection(world.pipeline, Limits(max_unread=1 << 16), world.admission)
+    transport = Transport(reader)
+    for number in range(2):
+        reader.outbox.append(b"%d" % number * 100_000)
+        reader.flush()
+    received = b"".join(transport.writes)
+    assert received.startswith(b"0" * 100_000 + b'{"command":"error"')
+    assert received.endswith(b"EOF")
+
+
+async def test_the_answer_to_a_slow_command_is_not_deferred_with_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would not count as unread, and the client could have further answers before it reads."""
+    monkeypatch.setattr(pipeline, "WATCH_FLUSH_INTERVAL_S", 1_000.0)
+    world = World()
+    reader, holder = Connection(world.pipeline, Limits(), world.admission), Client(world)
+    transport = Transport(reader)
+    reader.data_received(WATCH)
+    await world.settle()
+    holder.lock(*(f"{each:0400}" for each in range(100)))
+    await world.settle()
+    assert reader.deferred
+    assert reader.watch_bytes > MAX_BYTES_BEFORE_REPLY
+    reader.data_received(10 * WATCH)
+    await world.settle()
+    assert not reader.deferred
+    assert b"".join([*transport.writes, *reader._held_output]).count(b"watching") < 4, "then it must read"
+    assert reader.write_blocked
 
 
 async def test_a_slow_consumer_that_reads_late_causes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
