@@ -113,7 +113,7 @@ class Cluster:
         self.history.append(NOTE, "cluster", str(scenario))
         await self.store.start()
         if isinstance(self.store, RedisWithLineage):
-            self._impairments = self.loop.spawn(self.loop.create_node("observer"), self._record_impairments())
+            self._impairments = self.loop.spawn(self.loop.create_node("observer"), self._record_impairments(self.store))
         random = self._random("world")
         for number in range(1, scenario.server_count + 1):
             self.hosts.append(
@@ -171,19 +171,22 @@ class Cluster:
     def _add_problem(self, text: str) -> None:
         self.problems.append(f"at {self.loop.time():.6f}: {text}")
 
-    async def _record_impairments(self) -> None:
-        """Record at intervals which servers are down, stopped or partitioned from a Redis.
+    async def _record_impairments(self, store: RedisWithLineage) -> None:
+        """Record at intervals which servers are down, stopped or partitioned from a Redis, and which Redis servers do not answer.
 
-        The checkers excuse lost notifications of such an impaired server. A kill is recorded when it happens
-        (`Host.kill`), because a server may be down for less than an interval.
+        The checkers excuse lost notifications of such an impaired server. The end of a server process is recorded when it
+        happens (`Host`), because a server may be down for less than an interval.
         """
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             commands_fail = self._nemesis is not None and self._nemesis.fails_commands
             for host in self.hosts:
-                cut_off = any(self.network.is_partitioned(frozenset((host.name, other))) for other in self.store.hosts)
+                cut_off = any(self.network.is_partitioned(frozenset((host.name, other))) for other in store.hosts)
                 if cut_off or host.node.dead or host.node.stopped or commands_fail:
                     self.history.impaired.setdefault(host.name, []).append(self.loop.time())
+            for redis in store.redises:
+                if not redis.alive or redis.is_loading:
+                    self.history.impaired.setdefault(redis.host, []).append(self.loop.time())
 
     # -- checks while it runs, and at the end -------------------------------------------------------------
 

@@ -13,12 +13,16 @@ was justified:
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from genie.testing.simulation.history import SERVER_SENT, Entry
 from simulator.history import STORE, Change, ClusterHistory, StoreState
 from simulator.lineage import skip_takeovers
 
 LEASE_S = 3.0
-"""The lease of the simulated servers, with a margin because impairments of hosts are recorded only at intervals."""
+"""The lease of the simulated servers, with a margin because most impairments of hosts are recorded only at intervals."""
+RESTORE_S = 1.0
+"""A server that has taken over, and that can reach Redis, restores in this time what Redis has lost."""
 
 NOTIFICATIONS = ("queued", "locked", "released")
 
@@ -51,7 +55,7 @@ class SurvivingLineage:
             self._next[state.parent] = state
             state = state.parent
         self._impaired = history.impaired
-        self._lifetimes = history.lifetimes.values()
+        self._lifetimes = history.lifetimes
         for entry in history.entries:
             if history.final is None or self._survives(entry):
                 self.entries.append(entry)
@@ -109,18 +113,18 @@ class SurvivingLineage:
 
         Two times matter: when the notification was sent, and when enough replicas had a state of the surviving lineage that
         does not descend from `state`. The latter may be long after that state was written: a leader that is cut off with a
-        minority of the Redis servers writes states that survive only if a later failover elects its Redis. The loss is excused
-        if no server ran during the whole time between the two times. It is also excused if the host of the sender was impaired
-        between them, or within a lease before the earlier one.
+        minority of the Redis servers writes states that survive only if a later failover elects its Redis. Takeovers that were
+        abandoned do not count. The loss is excused if no server ran during the whole time between the two times. It is also
+        excused if the host of the sender was impaired between them, or within a lease before the earlier one.
         """
         fork: StoreState | None = state
         while fork is not None and fork not in self._path:
             fork = fork.parent
         survivor = self._next.get(fork)  # the state that continues the fork on the surviving lineage
-        while survivor is not None and survivor.is_late:
+        while survivor is not None and (survivor.is_late or self._is_abandoned(survivor, state)):
             survivor = self._next.get(survivor)
         forked_at = entry.at if survivor is None else survivor.acknowledged_at or survivor.at
-        if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes):
+        if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes.values()):
             return  # no server ran from the notification until the fork, so no server could have preserved the state
         host = entry.node.partition(".")[0]
         earliest, latest = min(forked_at, entry.at) - LEASE_S, max(forked_at, entry.at)
@@ -128,6 +132,27 @@ class SurvivingLineage:
             self.violations.append(
                 (entry.at, f"{entry.node} sends {entry.data}, which {survivor} lacks, though the host was not impaired")
             )
+
+    def _is_abandoned(self, takeover: StoreState, state: StoreState) -> bool:
+        """Return whether a state is a takeover whose writer knew the diverged `state`, but had no time to restore it.
+
+        `takeover` is on the surviving lineage. Its writer wrote nothing else before it ended or another server took over, and
+        until then neither its host nor Redis was unimpaired for `RESTORE_S`. So `state` was not lost by the takeover, but later.
+        """
+        known = takeover.known_to_writer
+        if takeover.writer != state.writer and (known is None or not known.descends_from(state)):
+            return False
+        following: StoreState | None = takeover
+        while following is not None and following.writer == takeover.writer:
+            if following.is_batch or following.is_snapshot:
+                return False
+            following = self._next.get(following)
+        if following is None:
+            return False
+        begin, end = takeover.at, min(following.at, self._lifetimes[takeover.writer][1])
+        hosts = takeover.writer.partition(".")[0], takeover.host
+        impaired = sorted(at for host in hosts for at in self._impaired.get(host, ()) if begin <= at <= end)
+        return all(later - earlier <= RESTORE_S for earlier, later in pairwise((begin, *impaired, end)))
 
 
 def _lineage_violations(state: StoreState) -> list[str]:

@@ -72,6 +72,7 @@ REGRESSION_SEEDS = [
     6000306,  # a follower dropped its replica before it had loaded a restored snapshot, which Redis lost again
     5060083,  # one release granted units to two waiters in two steps, the later one first, because both fitted
     5110296,  # an error that names an unknown namespace told no client of the commit that was lost
+    6001166,  # a server ended after it had taken over and before it restored what Redis had lost; only it knew that
 ]
 """Seeds that revealed a defect, each with the defect."""
 

@@ -110,7 +110,6 @@ class Host:
         if not self.node.dead and not self._restarting:
             self._loop.kill(self.node, silently=silently)
             self._record_end(self.node)
-            self._history.impaired.setdefault(self.name, []).append(self._loop.time())
             if silently:
                 self.boots += 1
             self._restart_after(restart_after_s)
@@ -135,9 +134,10 @@ class Host:
             self._restart_after(self._random.uniform(*RESTART_DELAY_S))
 
     def _record_end(self, process: Node) -> None:
-        """Record the time at which a process ended."""
-        lifetimes = self._history.lifetimes
-        lifetimes[process.name] = lifetimes[process.name][0], self._loop.time()
+        """Record that a process ended now, and that the host is impaired: it may be restarted very soon."""
+        lifetimes, now = self._history.lifetimes, self._loop.time()
+        lifetimes[process.name] = lifetimes[process.name][0], now
+        self._history.impaired.setdefault(self.name, []).append(now)
 
     def _restart_after(self, delay_s: float) -> None:
         """Schedule the next start of the server."""
