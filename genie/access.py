@@ -100,6 +100,13 @@ class Principal:
         index = bisect_left(sorted_prefixes, beginning)  # of the first prefix that can begin like the subtree
         return index < len(sorted_prefixes) and sorted_prefixes[index].startswith(beginning)
 
+    def may_see_context(self, resource: str) -> bool:
+        """Return whether the principal may see the notes and traces of requests for `resource`.
+
+        Those for a subtree belong to names of others, too, unless the principal may access all names below it.
+        """
+        return self.sees_all or self.may_access(resource)
+
     def may_see_all(self, prefix: str) -> bool:
         """Return whether the principal may see all resources whose names begin with `prefix`."""
         return self.sees_all or self.first_forbidden((prefix,)) is None
@@ -122,6 +129,8 @@ T = TypeVar("T")
 DEFAULT_NAME = "default"
 """Name of the principal if all clients have the same token."""
 FULL_ACCESS = Principal(DEFAULT_NAME, permissions=frozenset(PERMISSIONS))
+NO_ACCESS = Principal("", prefixes=(), permissions=frozenset())
+"""A principal that may see nothing."""
 
 MIN_TOKEN_LENGTH = 16
 MAX_TOKEN_LENGTH = 1024

@@ -5,7 +5,7 @@ Small messages are built by bytes formatting, which is faster than any encoder (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain, islice
 from typing import Any, Final, Protocol
 
@@ -42,8 +42,15 @@ MAX_READ_NAMES = 20_000
 """Maximum number of names that one `inspected` compares with the prefixes of the principal: a request with `anyOf` may
 have 10,000. Beyond it, only `MAX_ROW_RESOURCES` names of each further row are compared."""
 
-IsVisible = Callable[[str], bool]
-"""Returns True if a client may see the resource with this name."""
+
+class Viewer(Protocol):
+    """A client that may not see everything."""
+
+    def may_see(self, name: str) -> bool:
+        """Return whether the client may see the resource with this name."""
+
+    def may_see_context(self, resource: str) -> bool:
+        """Return whether the client may see the notes and traces of requests for this resource."""
 
 
 def _encoded_ref(ref: str | None) -> bytes:
@@ -95,10 +102,15 @@ def locked(request: Request) -> bytes:
     )
 
 
-def locked_after_wait(request: Request, blockers: Iterable[Blocker], blockers_total: int) -> bytes:
-    """Encode `locked` for a request that was granted after a wait, with its first blockers when it began to wait."""
+def locked_after_wait(
+    request: Request, blockers: Iterable[Blocker], blockers_total: int, viewer: Viewer | None = None
+) -> bytes:
+    """Encode `locked` for a request that was granted after a wait, with its first blockers when it began to wait.
+
+    Blockers have only the notes and traces that `viewer` may see, or all if it is None.
+    """
     payload: dict[str, Any] = {"id": request.id, "fence": request.fence}
-    payload["blockers"] = [_blocker_fields(blocker) for blocker in blockers]
+    payload["blockers"] = [_blocker_fields(blocker, viewer) for blocker in blockers]
     payload["blockersTotal"] = blockers_total
     return message("locked", payload, request.ref)
 
@@ -154,11 +166,11 @@ MAX_LISTED_OWNERS: Final = 100
 lengths, 100 take 600 KB."""
 
 
-def released(event: Released, now: float, ref: str | None, is_visible: IsVisible | None = None) -> bytes:
+def released(event: Released, now: float, ref: str | None, viewer: Viewer | None = None) -> bytes:
     """Encode `released`, with the details of its reason. `now` is the lock manager's time in ms.
 
-    `ref` is the `ref` of the ended request, or in the reply to a `release` the `ref` of the `release`. With
-    `is_visible`, a step of a cycle has a note and a trace only if its resource is visible.
+    `ref` is the `ref` of the ended request, or in the reply to a `release` the `ref` of the `release`. Blockers and the
+    steps of a cycle have only the notes and traces that `viewer` may see, or all if it is None.
     """
     request = event.request
     if event.reason is SUCCESS:
@@ -173,14 +185,14 @@ def released(event: Released, now: float, ref: str | None, is_visible: IsVisible
     if isinstance(event, core.Insufficient):
         return _released_insufficient(event)
     if isinstance(event, core.TimedOut):
-        payload["blockers"] = [_blocker_fields(blocker) for blocker in event.blockers]
+        payload["blockers"] = [_blocker_fields(blocker, viewer) for blocker in event.blockers]
         payload["blockersTotal"] = event.blockers_total
     elif isinstance(event, core.Deadlocked):
         cycle = event.cycle
         payload["cycle"] = cycle.owners[:MAX_LISTED_OWNERS]
         if len(cycle.owners) > MAX_LISTED_OWNERS:
             payload["cycleTotal"] = len(cycle.owners)
-        payload["waits"] = [_wait_fields(wait, is_visible) for wait in cycle.waits[:MAX_LISTED_OWNERS]]
+        payload["waits"] = [_wait_fields(wait, viewer) for wait in cycle.waits[:MAX_LISTED_OWNERS]]
     return message("released", payload, ref)
 
 
@@ -206,19 +218,23 @@ def extended(event: core.Extended, ref: str | None) -> bytes:
     return message("extended", payload, ref)
 
 
-def inspected(inspection: Inspection, now: float, is_visible: IsVisible | None = None, ref: str | None = None) -> bytes:
+def inspected(inspection: Inspection, now: float, viewer: Viewer | None = None, ref: str | None = None) -> bytes:
     """Encode the reply to `inspect`. `now` is the lock manager's time in ms.
 
-    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With `is_visible`, only visible resources are named. The others are
-    only counted.
+    Rows beyond `MAX_INSPECTED_BYTES` are omitted. With a `viewer`, only the resources that it may see are named. The others
+    are only counted.
     """
     remaining_bytes, remaining_names = MAX_INSPECTED_BYTES, MAX_READ_NAMES
     encoded: dict[str, list[codec.Fragment]] = {"holders": [], "queue": []}
     rows = chain((("holders", row) for row in inspection.holders), (("queue", row) for row in inspection.queue))
     for field, row in rows:
-        resources, read_count = _visible_resources(row.request, is_visible, max(remaining_names, MAX_ROW_RESOURCES))
+        limit = max(remaining_names, MAX_ROW_RESOURCES)
+        resources, is_context_visible, read_count = _visible_resources(row.request, viewer, limit)
         remaining_names -= read_count
-        encoded_row = codec.dumps(_row_fields(row, now, is_visible, resources))
+        fields = _row_fields(row, now, viewer, resources)
+        if is_context_visible:
+            _add_context(fields, shown_context(row.request))
+        encoded_row = codec.dumps(fields)
         remaining_bytes -= len(encoded_row)
         if remaining_bytes < 0:
             break
@@ -305,7 +321,7 @@ def _round_ms(duration: float) -> float:
     return int(duration) if duration == int(duration) else round(duration, 3)
 
 
-def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
+def _blocker_fields(blocker: Blocker, viewer: Viewer | None) -> dict[str, Any]:
     """Return the wire fields of a blocker."""
     row: dict[str, Any] = {
         "id": blocker.id,
@@ -318,18 +334,18 @@ def _blocker_fields(blocker: Blocker) -> dict[str, Any]:
         row["units"], row["of"] = blocker.units
     if blocker.transaction is not None:
         row["transactionName"] = blocker.transaction
-    _add_context(row, blocker.context)
+    if viewer is None or viewer.may_see_context(blocker.resource):
+        _add_context(row, blocker.context)
     return row
 
 
-def _wait_fields(wait: core.Wait, is_visible: IsVisible | None) -> dict[str, Any]:
-    """Return the wire fields of a step of a cycle, with its note and trace only if its resource is visible."""
+def _wait_fields(wait: core.Wait, viewer: Viewer | None) -> dict[str, Any]:
+    """Return the wire fields of a step of a cycle."""
     row: dict[str, Any] = {"resource": wait.resource, "waiter": wait.waiter, "holder": wait.holder}
     if wait.units is not None:
         row["units"], row["of"] = wait.units
-    if is_visible is not None and not is_visible(wait.resource):
-        return row
-    _add_context(row, wait.context)
+    if viewer is None or viewer.may_see_context(wait.resource):
+        _add_context(row, wait.context)
     return row
 
 
@@ -340,27 +356,32 @@ def _add_context(row: dict[str, Any], context: core.Context) -> None:
         row["traceparent"] = context.traceparent
 
 
-def _visible_resources(request: Request, is_visible: IsVisible | None, limit: int) -> tuple[list[str], int]:
-    """Return the first `MAX_ROW_RESOURCES` visible resources of a request, and the number of names read, at most `limit`."""
+def _visible_resources(request: Request, viewer: Viewer | None, limit: int) -> tuple[list[str], bool, int]:
+    """Return the first `MAX_ROW_RESOURCES` resources of a request that `viewer` may see.
+
+    Also return whether it may see the note and trace of the request, which is so if it may see those of one of the
+    resources, and the number of names read, at most `limit`.
+    """
     resources: list[str] = []
-    read_count = 0
+    is_context_visible, read_count = viewer is None, 0
     for name, mode in islice(request.modes(), limit):
         read_count += 1
-        if is_visible is None or is_visible(name):
+        if viewer is None or viewer.may_see(name):
             resources.append(request.lock_text(name, mode))
+            is_context_visible = is_context_visible or (viewer is not None and viewer.may_see_context(name))
             if len(resources) == MAX_ROW_RESOURCES:
                 break
-    return resources, read_count
+    return resources, is_context_visible, read_count
 
 
-def _row_fields(row: Row, now: float, is_visible: IsVisible | None, resources: list[str]) -> dict[str, Any]:
+def _row_fields(row: Row, now: float, viewer: Viewer | None, resources: list[str]) -> dict[str, Any]:
     """Return the wire fields of a row of `inspected`, with these `resources` of its request.
 
-    With `is_visible`, only blockers on visible resources are listed.
+    With a `viewer`, only blockers on resources that it may see are listed.
     """
     request, blockers = row.request, row.blockers
-    if is_visible is not None:
-        blockers = tuple([blocker for blocker in blockers if is_visible(blocker.resource)])
+    if viewer is not None:
+        blockers = tuple([blocker for blocker in blockers if viewer.may_see(blocker.resource)])
     fields: dict[str, Any] = {
         "id": request.id,
         "resources": resources,
@@ -372,10 +393,9 @@ def _row_fields(row: Row, now: float, is_visible: IsVisible | None, resources: l
         fields["expiresIn"] = expires_in_ms(request, now)
     if request.transaction is not None:
         fields["transactionName"] = request.transaction
-    _add_context(fields, shown_context(request))
     if request.state is core.HELD:
         fields["fence"] = request.fence
     else:
-        fields["blockers"] = [_blocker_fields(blocker) for blocker in blockers]
+        fields["blockers"] = [_blocker_fields(blocker, viewer) for blocker in blockers]
         fields["blockersTotal"] = row.blockers_total
     return fields

@@ -563,9 +563,7 @@ class Dispatcher:
             limit=command.limit,
             only=command.only,
         )
-        # None: without authentication, every resource is visible.
-        is_visible = None if connection.principal is None else connection.principal.may_see
-        self.outcome.send(connection, replies.inspected(inspection, now, is_visible, command.ref))
+        self.outcome.send(connection, replies.inspected(inspection, now, connection.principal, command.ref))
 
     def _watch(self, connection: Peer, command: Watch) -> None:
         """Subscribe a connection to a prefix, and send the held locks on names with this prefix.

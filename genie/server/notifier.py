@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genie import core
+from genie.access import NO_ACCESS, Principal
 from genie.core import ENDED, SUCCESS, WAITING, Event, LockManager, Released, Request
 from genie.core.context import NO_CONTEXT
 from genie.core.size import SHORT_TEXT_BYTES, text_bytes
@@ -150,7 +151,7 @@ class Notifier:
                 connection.outbox.append(
                     replies.locked(request)
                     if first_blockers is None
-                    else replies.locked_after_wait(request, *first_blockers)
+                    else replies.locked_after_wait(request, *first_blockers, connection.principal)
                 )
                 outcome.granted.append(connection)
         if self._watched:
@@ -186,13 +187,12 @@ class Notifier:
         # A client that released its own request gets the reply below, so the session retains only the reason.
         message = b""
         if not is_own or event.reason is not SUCCESS:
-            is_visible = None if session is None else _visibility(session.connection)
-            message = replies.released(event, now, request.ref, is_visible)
+            message = replies.released(event, now, request.ref, _viewer(request))
         self._end(request, event.reason, message, now)
         if session is not None and not is_own:
             self.outcome.send(session.connection, message)
         if requester is not None:
-            self.outcome.send(requester, replies.released(event, now, ref, _visibility(requester)))
+            self.outcome.send(requester, replies.released(event, now, ref, requester.principal))
         if self._watched and request.fence:
             self.watch_events.publish(request, "unlocked")
 
@@ -340,7 +340,12 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
 }
 
 
-def _visibility(connection: Outbound | None) -> replies.IsVisible | None:
-    """Return a function that returns whether a client may see the notes of a name, or None if it may see all notes."""
-    principal = None if connection is None else connection.principal
-    return None if principal is None else principal.may_see
+def _viewer(request: Request) -> Principal | None:
+    """Return the client that is sent the reply to a request. None if it may see everything.
+
+    If it has lost its connection, its principal may have other prefixes when it gets the reply. So it may see nothing.
+    """
+    session: Session | None = request.origin  # type: ignore[assignment]
+    if session is not None and session.connection is not None:
+        return session.connection.principal
+    return None if request.context.principal is None else NO_ACCESS

@@ -357,8 +357,8 @@ MUTANTS = [
     Mutant(
         "the reply to a release of another connection's request carries the ref of the request",
         "server/notifier.py",
-        "self.outcome.send(requester, replies.released(event, now, ref, _visibility(requester)))",
-        "self.outcome.send(requester, replies.released(event, now, request.ref, _visibility(requester)))",
+        "self.outcome.send(requester, replies.released(event, now, ref, requester.principal))",
+        "self.outcome.send(requester, replies.released(event, now, request.ref, requester.principal))",
     ),
     Mutant(
         "a rejected release does not echo its ref",

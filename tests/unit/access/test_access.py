@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from genie.access import PERMISSIONS, AccessControl, Principal
+from genie.access import NO_ACCESS, PERMISSIONS, AccessControl, Principal
 
 A, B = "a-token-of-the-tests", "another-token-of-the-tests"
 
@@ -286,5 +286,8 @@ def test_a_subtree_is_locked_by_a_prefix_of_all_its_names_and_seen_with_each_of_
         ):
             assert principal.may_access(subtree) is may_lock, subtree
             assert principal.may_see(subtree) is may_see, subtree
+            assert principal.may_see_context(subtree) is may_lock, "notes of requests below it are for other names, too"
+            assert not NO_ACCESS.may_see(subtree)
+            assert not NO_ACCESS.may_see_context(subtree)
         assert principal.may_see_all("limits/*")
         assert not principal.may_see_all("limits/")

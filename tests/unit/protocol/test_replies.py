@@ -5,7 +5,22 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from genie.core import Blocker, Context, Cycle, Deadlocked, Mode, Reason, Request, Wait
+from genie.access import Principal
+from genie.core import (
+    NEVER,
+    Blocker,
+    Context,
+    Cycle,
+    Deadlocked,
+    Inspection,
+    Mode,
+    Reason,
+    Request,
+    Row,
+    State,
+    TimedOut,
+    Wait,
+)
 from genie.errors import Blocker as ListedBlocker
 from genie.protocol import messages, replies
 
@@ -73,3 +88,38 @@ def test_a_deadlock_lists_at_most_100_transactions(owners: int) -> None:
     assert payload["cycle"] == list(names[:100])
     assert len(payload["waits"]) == min(100, owners)
     assert payload.get("cycleTotal") == (owners if owners > 100 else None)
+
+
+def test_a_principal_gets_the_notes_of_requests_for_its_names_only() -> None:
+    """It sees a subtree above its names. But a request that waits for the subtree may be for a name beside them."""
+    principal = Principal("p", ("a/x/", "b/"))
+    resources, notes = ("a/x/1", "a/x/**", "b/1", "a/**", "**", "c"), ["a/x/1", "a/x/**", "b/1", None, None, None]
+    waits = tuple(Wait(name, 1, 2, Context(note=name, traceparent=name)) for name in resources)
+    blockers = tuple(
+        Blocker(7, "t", name, Mode.EXCLUSIVE, True, 1_790_000_000_500, Context(note=name, traceparent=name))
+        for name in resources
+    )
+    waiting = Request(exclusive=("b/2",), context=Context(note="mine"))
+    waiting.id, waiting.fence, waiting.since, waiting.since_unix_ms = 9, 3, 0.0, 1_790_000_000_500
+    waiting.state, waiting.deadline = State.WAITING, NEVER
+    inspection = Inspection([Row(waiting, blockers, len(blockers))], [Row(holding(name)) for name in resources], 1, 6)
+    released = orjson.loads(
+        replies.released(Deadlocked(waiting, Reason.DEADLOCK, Cycle(resources, waits)), 5.0, "r", principal)
+    )
+    timed_out = orjson.loads(
+        replies.released(TimedOut(waiting, Reason.QUEUE_TIMEOUT, blockers, len(blockers)), 5.0, "r", principal)
+    )
+    locked = orjson.loads(replies.locked_after_wait(waiting, blockers, len(blockers), principal))
+    inspected = orjson.loads(replies.inspected(inspection, 5.0, principal))["payload"]
+    for rows in (released["payload"]["waits"], timed_out["payload"]["blockers"], locked["payload"]["blockers"]):
+        assert [row["resource"] for row in rows] == [*resources]
+        assert [row.get("note") for row in rows] == [row.get("traceparent") for row in rows] == notes
+    assert [row.get("note") for row in inspected["holders"][0]["blockers"]] == notes[:-1]
+    assert [row.get("note") for row in inspected["queue"]] == notes
+
+
+def holding(name: str) -> Request:
+    request = Request(exclusive=(name,), context=Context(note=name))
+    request.id, request.fence, request.state, request.deadline = 8, 2, State.HELD, NEVER
+    request.since_unix_ms = 1_790_000_000_500
+    return request

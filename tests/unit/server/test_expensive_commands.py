@@ -154,7 +154,7 @@ def test_an_inspection_compares_a_bounded_number_of_names_with_prefixes() -> Non
         request.id, request.state, request.since_unix_ms, request.deadline = id_, State.HELD, 0.0, 1
         rows.append(Row(request))
     CountedName.compared = 0
-    reply = replies.inspected(Inspection(rows, [], 100, 0), 0.0, principal.may_see)
+    reply = replies.inspected(Inspection(rows, [], 100, 0), 0.0, principal)
     assert CountedName.compared <= replies.MAX_READ_NAMES + 100 * replies.MAX_ROW_RESOURCES
     assert reply.count(b'"resourcesTotal":10000') == 100
     assert b"own/9001" in reply

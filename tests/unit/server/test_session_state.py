@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from genie.access import Principal
 from genie.server import dispatcher
-from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, exceed_store_timeout, hold
+from support.core.sliced_pipeline import LOCKS, SECRET, SLICE, Client, World, exceed_store_timeout, expire, hold
 
 
 @pytest.fixture(name="world")
@@ -156,3 +157,28 @@ async def test_no_command_overtakes_the_state_while_the_store_is_unavailable(wor
     assert commands.index("pong") > len(commands) - 1 - commands[::-1].index("locked")
     assert ids(again.received, "locked") == held
     assert commands.count("error") == 2, "the first two pings, which the client repeats"
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_reply_for_a_lost_connection_has_no_notes_of_others(world: World, is_lost: bool) -> None:
+    """When the client resumes the session, its principal may have other prefixes."""
+    holder, client = Client(world), Client(world)
+    principal = client.connection.principal = Principal("p", ("b/",))
+    client.send("hello", session=SECRET, sessionTimeout=10_000)
+    holder.lock("b/1", note="of another")
+    client.lock("b/1", queueTimeout=1_000)
+    await world.settle()
+    if is_lost:
+        client.connection.connection_lost(None)
+        await world.settle()
+    world.now += 1_000
+    expire(world.pipeline)
+    await world.settle()
+    if is_lost:
+        client = Client(world)
+        client.connection.principal = principal
+        client.send("hello", session=SECRET)
+        await world.settle()
+    (released,) = [message["payload"] for message in client.received if message["command"] == "released"]
+    assert released["reason"] == "queue-timeout"
+    assert [blocker.get("note") for blocker in released["blockers"]] == [None if is_lost else "of another"]
