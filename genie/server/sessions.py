@@ -353,9 +353,10 @@ def _parameters(request: Request) -> tuple[object, ...]:
         context.choice_digest,
         names,
         request.transaction,
-        request.priority,
-        request.queue_timeout_ms,
-        request.transaction_timeout_ms,
+        # As floats: those of a request that was loaded from the store may be integers, and the digest distinguishes 0 from 0.0.
+        float(request.priority),
+        float(request.queue_timeout_ms),
+        float(request.transaction_timeout_ms),
         request.release_on_disconnect,
         context.note,
         context.traceparent,

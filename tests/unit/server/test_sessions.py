@@ -6,7 +6,14 @@ import pytest
 
 from genie.core import Context, Request
 from genie.server import sessions as sessions_module
-from genie.server.sessions import PRESUMED_RECEIVED_MS, Session, SessionTable, is_same_request, session_key
+from genie.server.sessions import (
+    PRESUMED_RECEIVED_MS,
+    Session,
+    SessionTable,
+    fingerprint,
+    is_same_request,
+    session_key,
+)
 from genie.storage.store import RetainedReply, StoredOrigin
 
 
@@ -66,6 +73,15 @@ def test_granted_requests_are_bound_only_if_they_end_with_the_session() -> None:
 def test_a_retry_must_have_the_same_parameters(other: dict[str, object]) -> None:
     assert is_same_request(request_for(), request_for())
     assert not is_same_request(request_for(), request_for(**other))
+
+
+def test_a_retry_of_a_request_that_was_loaded_from_the_store_is_the_same_request() -> None:
+    """Its numbers may have other types than those that a client sent."""
+    sent = request_for(priority=0.0, queue_timeout_ms=10_000.0, transaction_timeout_ms=20_000)
+    loaded = request_for(priority=0, queue_timeout_ms=10_000, transaction_timeout_ms=20_000.0)
+    assert is_same_request(sent, loaded)
+    assert fingerprint(sent) == fingerprint(loaded)
+    assert fingerprint(sent) != fingerprint(request_for(priority=1, queue_timeout_ms=10_000.0))
 
 
 def test_the_order_of_resources_does_not_distinguish_requests() -> None:
