@@ -65,8 +65,16 @@ EXCLUDED = [
 ]
 LONG_TESTS = ["tests/unit/server"]
 """Tests that only the long form runs. They take half a minute."""
-LONG_FILES = ["test_bound.py", "test_subtree_bounds.py"]
-"""Files of `TESTS` that only the long form runs. They take seconds, because they measure sizes and bounds."""
+LONG_FILES = [
+    "test_bound.py",
+    "test_pending_grants.py",
+    "test_reduction_bounds.py",
+    "test_structures.py",
+    "test_subtree_bounds.py",
+    "test_tables.py",
+]
+"""Files of `TESTS` that only the long form runs. They take seconds, because they measure sizes and bounds, or repeat one
+search with many parameters."""
 SIMULATION = """
 import gc
 from itertools import islice
