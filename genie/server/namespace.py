@@ -406,7 +406,8 @@ class Namespace:
                 reason="the store did not acknowledge the last commands",
             )
             drained = False
-        dropping.cancel()
+        finally:
+            dropping.cancel()
         pipeline.stop()
         return drained
 
