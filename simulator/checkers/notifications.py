@@ -412,9 +412,12 @@ class ReplyChecker(Checker):
         """Connections with a resumed session that were sent no reply after `welcome`: they may be sent its state, in slices."""
         self._ambiguous: set[tuple[int, str | int]] = set()
         """Connection numbers and ids or refs of each `released` that was matched with a command, perhaps wrongly."""
+        self._takeovers: list[Entry] = []
+        """The errors about a takeover that are not checked yet."""
 
     def before(self, entry: Entry) -> None:
         """Add a command to the pending commands of its connection, or match a message with these commands."""
+        self._check_takeovers(entry.at)
         if entry.kind not in (CLIENT_SENT, SERVER_SENT) or entry.connection in self.model.diverged_connections:
             return
         pending = self._pending_commands.setdefault(entry.connection, [])
@@ -430,6 +433,7 @@ class ReplyChecker(Checker):
 
     def finish(self) -> None:
         """Check that the commands of open connections have got replies, except the latest commands."""
+        self._check_takeovers(float("inf"))
         for number, pending in self._pending_commands.items():
             connection = self.model.connections[number]
             latest_sent_at = self.model.now - REPLY_LIMIT_S
@@ -532,7 +536,8 @@ class ReplyChecker(Checker):
         """
         payload = entry.data["payload"]
         if payload["code"] == Code.SESSION_TAKEN_OVER:
-            self._check_taken_over(entry, pending)
+            self._takeovers.append(entry)
+            pending.clear()  # these commands are not executed
             return
         ref, id_ = payload.get("ref"), payload.get("id")
         matching = [command for command in pending if (command.ref, command.id) == (ref, id_)]
@@ -543,20 +548,28 @@ class ReplyChecker(Checker):
                 return
         self._remove_in_order(entry, pending, matching)
 
-    def _check_taken_over(self, entry: Entry, pending: list[PendingCommand]) -> None:
-        """Check that another connection has resumed the session. The commands without a reply are not executed.
+    def _check_takeovers(self, at: float) -> None:
+        """Check the errors about a takeover that were sent before the time `at`.
 
-        It is a later connection, or one that was opened before and whose `hello` arrived later.
+        The `welcome` to the other connection may follow the error at the same time.
         """
-        model, closed = self.model, self.model.connections[entry.connection]
+        while self._takeovers and self._takeovers[0].at < at:
+            self._check_takeover(self._takeovers.pop(0))
+
+    def _check_takeover(self, error: Entry) -> None:
+        """Check that another connection has resumed the session.
+
+        It is a later connection, or one that was opened before and whose `hello` was executed later.
+        """
+        model, closed = self.model, self.model.connections[error.connection]
+        resumed_at = model.resumed_at.get(closed.number, closed.opened_at)
         if not any(
             other.session == closed.session
-            and (other.number > closed.number or model.resumed_at.get(other.number, 0.0) > closed.opened_at)
+            and (other.number > closed.number or model.resumed_at.get(other.number, -1.0) >= resumed_at)
             for other in model.connections.values()
             if closed.session is not None and other is not closed
         ):
-            model.add_violation(entry.at, f"{entry.data} although no other connection has resumed the session")
-        pending.clear()
+            model.add_violation(error.at, f"{error.data} although no other connection has resumed the session")
 
     def _remove_in_order(self, entry: Entry, pending: list[PendingCommand], matching: list[PendingCommand]) -> None:
         """Remove the first matching command.

@@ -295,6 +295,12 @@ MUTANTS = [
         "",
     ),
     Mutant(
+        "a connection that resumes a session is closed, as if another connection had taken the session over",
+        "server/dispatcher.py",
+        "        session.state_report, session.connected_at = None, now\n",
+        "        session.state_report, session.connected_at = None, now\n        self._detach_replaced(connection)\n",
+    ),
+    Mutant(
         "waiting requests of a session are not stored",
         "server/notifier.py",
         "if session.key is not None and request.state is not ENDED:",

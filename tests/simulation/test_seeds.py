@@ -73,6 +73,7 @@ REGRESSION_SEEDS = [
     5060083,  # one release granted units to two waiters in two steps, the later one first, because both fitted
     5110296,  # an error that names an unknown namespace told no client of the commit that was lost
     6001166,  # a server ended after it had taken over and before it restored what Redis had lost; only it knew that
+    6001411,  # a hello waited for a takeover, and took the session from a later connection: the error preceded its welcome
 ]
 """Seeds that revealed a defect, each with the defect."""
 
