@@ -19,7 +19,7 @@ import ssl
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from genie.opening_turns import OpeningTurns, Owner
 
@@ -50,6 +50,20 @@ class TlsTurns:
         self.handshakes = OpeningTurns()
         self.input = OpeningTurns()
         self.ends = OpeningTurns()
+
+
+class OutputHolder(Protocol):
+    """The protocol of a TLS connection that holds output back while its writing is paused."""
+
+    @property
+    def has_held_output(self) -> bool:
+        """True if output is held back."""
+
+    def pause_writing(self) -> None:
+        """Hold further output back."""
+
+    def resume_writing(self) -> None:
+        """Write output again."""
 
 
 class Turn(asyncio.Protocol):
@@ -165,7 +179,7 @@ class Turn(asyncio.Protocol):
         step()
         self._turns.ends.spend(END_S)
 
-    def track_output(self, protocol: asyncio.BaseProtocol, high_bytes: int) -> BelowTls:
+    def track_output(self, protocol: OutputHolder, high_bytes: int) -> BelowTls:
         """Pause the writing of `protocol` while the client leaves more than `high_bytes` of encrypted output unread.
 
         `protocol` is the protocol of the TLS connection. Called after the handshake.
@@ -191,7 +205,7 @@ class BelowTls(asyncio.BufferedProtocol):
         self._tls = tls
         """The TLS protocol of the event loop."""
         self._turn = turn
-        self.protocol: asyncio.BaseProtocol | None = None
+        self.protocol: OutputHolder | None = None
         """The protocol of the TLS connection, whose writing is paused, too. None if its output is not counted."""
         self.is_paused = False
         """True if the client has left much output unread. The TLS protocol must not resume the writing meanwhile."""
@@ -236,7 +250,13 @@ class BelowTls(asyncio.BufferedProtocol):
         return True
 
     def _receive_eof(self) -> None:
-        """Pass the end of the input on to the TLS protocol, and close the connection unless its input is unread."""
+        """Pass the end of the input on to the TLS protocol, and close the connection unless its input is unread.
+
+        From then on, the TLS protocol drops further output. So a connection that has some is closed at once.
+        """
+        if self.protocol is not None and self.protocol.has_held_output:
+            self._transport.abort()
+            return
         self.is_end_unread = self._tls.eof_received() is True
         if not self.is_end_unread:
             self._transport.close()

@@ -32,7 +32,7 @@ from genie.protocol.framing import (
 from genie.server.auth import ACCESS_REVOKED, NO_HELLO, TLS_RECORD, Denial
 from genie.server.peer import END_OF_INPUT, READY, CommandHandler, ConnectionState, Peer, principal_name
 from genie.server.rejections import unavailable
-from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES, WRITE_BUFFER_BYTES
+from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES, TLS_WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES
 from genie.tls import certificate_name
 from genie.tls_accept import BelowTls, TurnsObject
 
@@ -82,6 +82,7 @@ class Connection(Peer, asyncio.Protocol):
         "_handshake",
         "_held_bytes",
         "_held_output",
+        "_is_ending",
         "_limits",
         "_lines",
         "_lingers_until",
@@ -124,7 +125,7 @@ class Connection(Peer, asyncio.Protocol):
         """The output below TLS that the client has not read. None without TLS."""
         self._held_output: deque[bytearray] = deque()
         """Output that is passed to the transport when the client has read earlier output, in parts of at most
-        `MAX_WRITE_BYTES`. Empty unless `write_blocked`. The transport would keep 600 bytes for each message, and a watcher
+        `MAX_WRITE_BYTES`. Empty unless `write_blocked`. The transport would keep 900 bytes for each message, and a watcher
         may get many short ones."""
         self._held_bytes = 0
         """Bytes of `_held_output`."""
@@ -140,6 +141,8 @@ class Connection(Peer, asyncio.Protocol):
         """Bytes of the incomplete line and of the postponed lines, as last reported to `admission`."""
         self._eof = False
         """True if the client closed its sending side (half-close)."""
+        self._is_ending = False
+        """True if nothing more is sent after the held output. Then the connection is closed."""
         self._lingers_until = 0.0
         """Event-loop time until which the closing connection lingers. 0 if it does not linger."""
         self._discarded_bytes = 0
@@ -154,10 +157,10 @@ class Connection(Peer, asyncio.Protocol):
             if not isinstance(current, RequestRejected):  # there always is a default namespace
                 self.handler = current
         self._transport = self._writable = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         tls = transport.get_extra_info("ssl_object")
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES if tls is None else TLS_WRITE_BUFFER_BYTES)
         if isinstance(tls, TurnsObject) and tls.turn is not None:
-            self._encrypted_output = tls.turn.track_output(self, high_bytes=WRITE_BUFFER_BYTES)
+            self._encrypted_output = tls.turn.track_output(self, high_bytes=TLS_WRITE_BUFFER_BYTES)
         self.certificate = certificate_name(transport.get_extra_info("peercert"))
         peer = transport.get_extra_info("peername")
         over_limit = self._admission.admit(self, peer[0] if peer else "")
@@ -317,9 +320,13 @@ class Connection(Peer, asyncio.Protocol):
             return
         self.write_blocked = False
         self._admission.unread_output.discard(self)
-        if self._transport is not None and not self.closed and not self._lingers_until:
-            self._writable = self._transport
-            self._write_held_output(self._transport)
+        transport = self._transport
+        if transport is not None and not self._lingers_until:
+            if not self._is_ending:
+                self._writable = transport
+            self._write_held_output(transport)
+            if self._is_ending and not self._held_output and not transport.is_closing():
+                self._end_output(transport)
         if not self.write_blocked:  # otherwise the client has to read that first
             self._update_reading()
             self.handler.on_writable(self)
@@ -345,7 +352,7 @@ class Connection(Peer, asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         """Write to the client. If the client has too many unread bytes (a slow consumer), disconnect it instead."""
         transport, writable = self._transport, self._writable
-        if not data or self.closed or transport is None or self._lingers_until:
+        if not data or self.closed or transport is None or self._is_ending:
             return
         if writable is None:
             self._write_later(transport, data)
@@ -374,10 +381,15 @@ class Connection(Peer, asyncio.Protocol):
             held.extend(bytearray(view[i : i + MAX_WRITE_BYTES]) for i in range(0, len(data), MAX_WRITE_BYTES))
         self._held_bytes += len(data)
 
-    def _write_held_output(self, transport: asyncio.Transport, *, at_once: bool = False) -> None:
-        """Pass held output to the transport until the client has to read it. With `at_once`, pass all, before an end."""
+    @property
+    def has_held_output(self) -> bool:
+        """True if output waits until the client has read earlier output."""
+        return len(self._held_output) > 0
+
+    def _write_held_output(self, transport: asyncio.Transport) -> None:
+        """Pass held output to the transport until the client has to read it."""
         held = self._held_output
-        while held and (at_once or not self.write_blocked) and not transport.is_closing():
+        while held and not self.write_blocked and not transport.is_closing():
             part = held.popleft()
             self._held_bytes -= len(part)
             transport.write(part)
@@ -392,9 +404,7 @@ class Connection(Peer, asyncio.Protocol):
             f"slow consumer: the client left more than {limit} bytes of messages unread, so the connection is closed"
         )
         self._hold(replies.error(RequestRejected(Code.TOO_MANY, reason)))
-        self._write_held_output(transport, at_once=True)
         self.closed = True  # nothing is sent after the error
-        self._writable = None
         self.finish()
         self.handler.on_disconnect(self)
         peer = transport.get_extra_info("peername")
@@ -421,7 +431,10 @@ class Connection(Peer, asyncio.Protocol):
     @property
     def blocked_bytes(self) -> int:
         """Bytes of output that the client has not read, and of the memory of queued commands, which may wait for the client."""
-        return self.unread_bytes + COMMAND_FACTOR * self.queued_bytes
+        size = self.unread_bytes
+        for items, _, item_bytes in self.input_queue:
+            size += item_bytes if isinstance(items, UnsplitLines) else COMMAND_FACTOR * item_bytes
+        return size
 
     # -- flow control -------------------------------------------------------------------------------------
 
@@ -469,23 +482,28 @@ class Connection(Peer, asyncio.Protocol):
             self.flush_deferred()
         self.closing = True
         transport = self._transport
-        if transport is None or transport.is_closing() or self._lingers_until:
+        if transport is None or transport.is_closing() or self._is_ending:
             return
+        self._is_ending, self._writable = True, None
+        if self._held_output:  # `resume_writing` continues
+            self._update_reading()
+        else:
+            self._end_output(transport)
+
+    def _end_output(self, transport: asyncio.Transport) -> None:
+        """Half-close the connection and linger, or close it, because all messages were passed to the transport."""
         if self._eof or not transport.can_write_eof():  # TLS has no half-close, and discards input when it is closed
             self._close(transport)
             return
-        self._write_held_output(transport, at_once=True)
         loop = asyncio.get_running_loop()
         self._lingers_until = loop.time() + LINGER_S
-        self._writable = None
         with contextlib.suppress(OSError):  # the client has reset the connection, which the event loop will report
             transport.write_eof()
         loop.call_later(LINGER_IDLE_S, self._end_lingering, 0)  # 0 bytes discarded so far
         self._update_reading()
 
     def _close(self, transport: asyncio.Transport) -> None:
-        """Close the transport when all messages are sent."""
-        self._write_held_output(transport, at_once=True)
+        """Close the transport when all messages that were passed to it are sent."""
         if self._encrypted_output is not None and self._encrypted_output.is_end_unread:
             transport.resume_reading()  # the input is discarded; otherwise the connection would stay open
         transport.close()

@@ -29,7 +29,7 @@ from genie.server.sessions import (
     SESSION_BYTES,
 )
 from genie.server.state_size import WATCH_BYTES
-from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES, WRITE_BUFFER_BYTES
+from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES
 from genie.server.watch_events import MAX_WAITING_BYTES
 
 KIB: Final = 1 << 10
@@ -42,9 +42,7 @@ ENDED_REQUEST_BYTES: Final = REQUEST_BYTES + SHORT_NAMES * NAME_BYTES
 """Maximum bytes of a request that is retained with its reply. A larger request is not retained."""
 REPLY_BYTES: Final = ENDED_REQUEST_BYTES + MAX_RETAINED_REPLY_BYTES
 """Maximum bytes of a retained reply of a session with a key. Without a key, a reply has no message."""
-CONNECTION_BYTES: Final = (
-    8 * KIB + WRITE_BUFFER_BYTES + MAX_WRITE_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
-)
+CONNECTION_BYTES: Final = 8 * KIB + MAX_WRITE_BYTES + SESSION_BYTES + GUARANTEED_REPLIES * ENDED_REQUEST_BYTES
 """Maximum bytes of a connection with its session, its guaranteed replies, and the unread output that no limit
 counts."""
 TLS_BYTES: Final = 704 * KIB

@@ -343,9 +343,12 @@ _ON_EVENT: dict[type, Callable[[Notifier, Any, Outbound | None, str | None, floa
 def _viewer(request: Request) -> Principal | None:
     """Return the client that is sent the reply to a request. None if it may see everything.
 
-    If it has lost its connection, its principal may have other prefixes when it gets the reply. So it may see nothing.
+    If it has lost its connection, its principal may have other prefixes when it gets the reply. So it may see nothing, unless
+    its principal had no prefixes. After a takeover that is not known.
     """
     session: Session | None = request.origin  # type: ignore[assignment]
     if session is not None and session.connection is not None:
         return session.connection.principal
-    return None if request.context.principal is None else NO_ACCESS
+    if request.context.principal is None or (session is not None and session.sees_all):
+        return None
+    return NO_ACCESS

@@ -470,14 +470,18 @@ class CommandScheduler:
     def _take_slow(self) -> Peer | None:
         """Remove the connection whose slow command is next from its queue and return it. Return None if there is none.
 
-        A connection whose client does not read is parked instead, unless it is lost or its session ends.
+        A connection whose client does not read is parked instead, unless it is lost or its session ends. Deferred events
+        of a connection are sent first: otherwise the answer, which may be large, would be deferred, too, and would not count
+        as unread output. Those of only one connection, because this takes time.
         """
-        while self.slow:
+        has_flushed = False
+        while self.slow and not has_flushed:
             connection = round_robin.take_next(self.slow)
-            if connection.deferred:
-                # Otherwise the answer, which may be large, would be deferred, too. Then it would not count as unread output.
+            must_run = connection.closed or connection.session.ending is not None
+            if connection.deferred and not connection.write_blocked and not must_run:
                 connection.flush_deferred()
-            if not connection.write_blocked or connection.closed or connection.session.ending is not None:
+                has_flushed = True
+            if not connection.write_blocked or must_run:
                 return connection
             self._parked[connection] = None
             self.bytes -= connection.queued_bytes

@@ -180,6 +180,7 @@ class Session:
         "quiet",
         "reply_limit",
         "retained_replies",
+        "sees_all",
         "state_report",
         "timeout_ms",
     )
@@ -201,6 +202,8 @@ class Session:
         """The note of all requests that have no `note` of their own."""
         self.principal = principal
         """The name of the principal that is charged for the session and its replies. Without a key: set when it is charged."""
+        self.sees_all = False
+        """True if the principal of the last connection, which is lost, may see the notes and traces of all requests."""
         self.number = 0
         """The number of the session in the session table."""
         self.live_requests = 0
@@ -298,6 +301,8 @@ class Session:
 
         Replies of the last `PRESUMED_RECEIVED_MS` may be lost: all replies if the connection was not open for longer.
         """
+        principal = None if self.connection is None else self.connection.principal
+        self.sees_all = principal is not None and principal.sees_all
         self.connection = self.state_report = None
         if self.connected_at <= now - PRESUMED_RECEIVED_MS:
             self._received_until = now - PRESUMED_RECEIVED_MS

@@ -11,14 +11,18 @@ from typing import Protocol
 from genie.server.byte_limit import ByteLimit
 
 MAX_STALL_S = 30.0
-"""Maximum seconds for which a client with much unread output may read nothing."""
+"""Maximum seconds for which a client with unread output may read nothing."""
 
 MAX_CLOSED_STALLED_CONNECTIONS = 100
 """Maximum number of connections that are closed in one iteration of the event loop because their clients read nothing."""
 
-WRITE_BUFFER_BYTES = 4 << 10
-"""Unread bytes of one connection that are not counted. A connection with more is *write-blocked*."""
+WRITE_BUFFER_BYTES = 1
+"""A connection is *write-blocked* if its transport has more unsent bytes: if the buffers of the operating system are full. The
+transport would keep 900 bytes for each further write, so there is none."""
 
+
+TLS_WRITE_BUFFER_BYTES = 4 << 10
+"""The same with TLS, before and after the encryption. More than the last message of a handshake, which may be unsent."""
 
 MAX_WRITE_BYTES = 16 << 10
 """Maximum bytes of output that a connection passes to its transport at once. The transport keeps them all in memory until the

@@ -136,6 +136,7 @@ async def test_a_command_that_waits_until_the_client_reads_counts_as_unread(worl
     assert client.connection.queued_bytes > len(line)
     connection = client.connection
     assert world.admission.unread_output.bytes == connection.unread_bytes + COMMAND_FACTOR * connection.queued_bytes
+    assert world.admission.unread_output.bytes > 5 * len(line)
     client.transport.unread_bytes = 0
     client.connection.resume_writing()
     await world.settle()

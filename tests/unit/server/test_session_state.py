@@ -159,11 +159,14 @@ async def test_no_command_overtakes_the_state_while_the_store_is_unavailable(wor
     assert commands.count("error") == 2, "the first two pings, which the client repeats"
 
 
+@pytest.mark.parametrize("prefixes", [None, ("b/",)])
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_a_reply_for_a_lost_connection_has_no_notes_of_others(world: World, is_lost: bool) -> None:
+async def test_a_reply_for_a_lost_connection_has_no_notes_of_others(
+    world: World, is_lost: bool, prefixes: tuple[str, ...] | None
+) -> None:
     """When the client resumes the session, its principal may have other prefixes."""
     holder, client = Client(world), Client(world)
-    principal = client.connection.principal = Principal("p", ("b/",))
+    principal = client.connection.principal = Principal("p", prefixes)
     client.send("hello", session=SECRET, sessionTimeout=10_000)
     holder.lock("b/1", note="of another")
     client.lock("b/1", queueTimeout=1_000)
@@ -181,4 +184,4 @@ async def test_a_reply_for_a_lost_connection_has_no_notes_of_others(world: World
         await world.settle()
     (released,) = [message["payload"] for message in client.received if message["command"] == "released"]
     assert released["reason"] == "queue-timeout"
-    assert [blocker.get("note") for blocker in released["blockers"]] == [None if is_lost else "of another"]
+    assert [blocker.get("note") for blocker in released["blockers"]] == [None if is_lost and prefixes else "of another"]

@@ -6,6 +6,7 @@ import pytest
 
 from genie.core import Context, Request
 from genie.server import sessions as sessions_module
+from genie.server.peer import Peer
 from genie.server.sessions import (
     PRESUMED_RECEIVED_MS,
     Session,
@@ -98,7 +99,7 @@ def terminal_reply(id_: int, at: float, ref: str | None = None) -> RetainedReply
 
 
 def test_retained_replies_are_sent_again_unless_they_were_presumably_received() -> None:
-    session = Session(object(), "key")  # type: ignore[arg-type]
+    session = Session(Peer(), "key")  # type: ignore[arg-type]
     session.connected_at = 500.0
     session.retain(terminal_reply(1, 0.0, "r"))
     session.retain(terminal_reply(2, 2000.0))

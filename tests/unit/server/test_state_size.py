@@ -50,7 +50,7 @@ from genie.server.sessions import (
     SessionTable,
 )
 from genie.server.state_size import MAX_REQUEST_BYTES
-from genie.server.unread_output import MAX_WRITE_BYTES, WRITE_BUFFER_BYTES
+from genie.server.unread_output import MAX_WRITE_BYTES
 from genie.storage.memory import MemoryStore
 from genie.storage.redis.records import RecordDecoder, encode
 from genie.storage.store import RetainedReply, StateMachine
@@ -792,7 +792,7 @@ async def test_connections_take_at_most_their_bound() -> None:
     finally:
         tracemalloc.stop()
     assert all(len(connection.session.retained_replies or ()) == GUARANTEED_REPLIES for connection in connections)
-    assert taken / count <= CONNECTION_BYTES - WRITE_BUFFER_BYTES - MAX_WRITE_BYTES - 2_048
+    assert taken / count <= CONNECTION_BYTES - MAX_WRITE_BYTES - 2_048
     pipeline.stop()
 
 

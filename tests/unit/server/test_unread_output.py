@@ -16,7 +16,7 @@ from genie.server import byte_limit, connection, pipeline, unread_output
 from genie.server.app import Server
 from genie.server.connection import Connection
 from genie.server.peer import MAX_BYTES_BEFORE_REPLY
-from genie.server.unread_output import MAX_WRITE_BYTES, UnreadOutput
+from genie.server.unread_output import COMMAND_FACTOR, MAX_WRITE_BYTES, UnreadOutput
 from genie.testing.simulation.loop import SimLoop, deterministic
 from support.core.sliced_pipeline import Client, World
 from support.network.recording_transport import RecordingTransport
@@ -181,7 +181,7 @@ async def test_many_short_messages_for_a_client_that_does_not_read_are_few_write
     for message in messages:
         watcher.outbox.append(message)
         watcher.flush()
-    assert sum(map(len, transport.writes)) == transport.unread_bytes < 5_000
+    assert sum(map(len, transport.writes)) == transport.unread_bytes < 200
     assert watcher.unread_bytes == world.admission.unread_output.bytes == size
     assert sum(map(sys.getsizeof, watcher._held_output)) < 1.2 * size
     written = len(transport.writes)
@@ -191,12 +191,14 @@ async def test_many_short_messages_for_a_client_that_does_not_read_are_few_write
         return
     if end == "finish":
         watcher.finish()
-        assert transport.writes.pop() == b"EOF"
+        watcher.finish()
     for _ in range(len(messages)):
         transport.read()
-        if end == "reads" and watcher.write_blocked:
-            assert transport.unread_bytes <= MAX_WRITE_BYTES
+        if watcher.write_blocked:
+            assert transport.unread_bytes <= MAX_WRITE_BYTES, "also at the end"
             assert watcher.unread_bytes == world.admission.unread_output.bytes
+    if end == "finish":
+        assert transport.writes.pop() == b"EOF"
     assert b"".join(transport.writes) == b"".join(messages)
     assert len(transport.writes) - written <= 1 + size // MAX_WRITE_BYTES * 1.1
     assert (watcher.unread_bytes, world.admission.unread_output.bytes) == (0, 0)
@@ -224,6 +226,8 @@ async def test_the_error_for_a_slow_consumer_follows_its_messages() -> None:
     for number in range(2):
         reader.outbox.append(b"%d" % number * 100_000)
         reader.flush()
+    while reader.write_blocked:
+        transport.read()
     received = b"".join(transport.writes)
     assert received.startswith(b"0" * 100_000 + b'{"command":"error"')
     assert received.endswith(b"EOF")
@@ -237,6 +241,7 @@ async def test_the_answer_to_a_slow_command_is_not_deferred_with_events(monkeypa
     transport = Transport(reader)
     reader.data_received(WATCH)
     await world.settle()
+    transport.read()
     holder.lock(*(f"{each:0400}" for each in range(100)))
     await world.settle()
     assert reader.deferred
@@ -246,6 +251,56 @@ async def test_the_answer_to_a_slow_command_is_not_deferred_with_events(monkeypa
     assert not reader.deferred
     assert b"".join([*transport.writes, *reader._held_output]).count(b"watching") < 4, "then it must read"
     assert reader.write_blocked
+
+
+async def test_a_slow_command_sends_the_deferred_events_of_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many connections may have many events and a slow command, and not read."""
+    monkeypatch.setattr(pipeline, "WATCH_FLUSH_INTERVAL_S", 1_000.0)
+    world, flushed, flush = World(), [0], Connection.flush_deferred
+    readers = [Connection(world.pipeline, Limits(), world.admission) for _ in range(50)]
+    transports, holder = [Transport(reader) for reader in readers], Client(world)
+
+    def count(reader: Connection) -> None:
+        flushed[-1] += 1
+        flush(reader)
+
+    for reader in readers:
+        reader.data_received(WATCH)
+    await world.settle()
+    for transport in transports:
+        transport.read()
+    holder.lock(*(f"{each:0400}" for each in range(100)))
+    await world.settle()
+    monkeypatch.setattr(Connection, "flush_deferred", count)
+    for reader in readers:
+        assert reader.deferred
+        reader.data_received(WATCH)
+    while world.pipeline._scheduler:
+        await asyncio.sleep(0)
+        flushed.append(0)
+    assert sum(flushed) == len(readers)
+    assert max(flushed) == 1
+    assert all(reader.write_blocked for reader in readers), "and their commands are parked"
+    flushed.clear()
+    flushed.append(0)
+    holder.lock("more events")
+    await world.settle()
+    for transport in transports:
+        transport.read()
+    assert sum(flushed) == 0, "what waits for a client that does not read is not copied"
+
+
+async def test_queued_lines_count_with_their_memory() -> None:
+    world = World()
+    world.store.held_back = []
+    reader = Connection(world.pipeline, Limits(), world.admission)
+    Transport(reader)
+    reader.data_received(b'{"command":"request","payload":{"resources":["exclusive:a"]}}\n')
+    reader.data_received(100 * WATCH)
+    assert reader.blocked_bytes == COMMAND_FACTOR * reader.queued_bytes == COMMAND_FACTOR * 100 * len(WATCH)
+    reader.data_received(1_000 * WATCH)
+    assert reader.blocked_bytes == COMMAND_FACTOR * 100 * len(WATCH) + 1_000 * len(WATCH), "they are not split yet"
+    world.store.acknowledge()
 
 
 async def test_a_slow_consumer_that_reads_late_causes_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
