@@ -121,38 +121,49 @@ class SurvivingLineage:
         while fork is not None and fork not in self._path:
             fork = fork.parent
         survivor = self._next.get(fork)  # the state that continues the fork on the surviving lineage
-        while survivor is not None and (survivor.is_late or self._is_abandoned(survivor, state)):
+        abandoned_at: float | None = None
+        while survivor is not None:
+            ended_at = None if survivor.is_late else self._abandoned_at(survivor, state)
+            if ended_at is not None:
+                abandoned_at = ended_at
+            elif not survivor.is_late:
+                break
             survivor = self._next.get(survivor)
         forked_at = entry.at if survivor is None else survivor.acknowledged_at or survivor.at
         if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes.values()):
             return  # no server ran from the notification until the fork, so no server could have preserved the state
         host = entry.node.partition(".")[0]
         earliest, latest = min(forked_at, entry.at) - LEASE_S, max(forked_at, entry.at)
+        if abandoned_at is not None:  # a sender that is unimpaired then takes over itself, after a lease
+            latest = max(abandoned_at + LEASE_S, entry.at)
         if not any(earliest <= impaired_at <= latest for impaired_at in self._impaired.get(host, ())):
             self.violations.append(
                 (entry.at, f"{entry.node} sends {entry.data}, which {survivor} lacks, though the host was not impaired")
             )
 
-    def _is_abandoned(self, takeover: StoreState, state: StoreState) -> bool:
-        """Return whether a state is a takeover whose writer knew the diverged `state`, but had no time to restore it.
+    def _abandoned_at(self, takeover: StoreState, state: StoreState) -> float | None:
+        """Return when the writer of a takeover ended, or another server took over, if it had no time to restore `state`.
+
+        None if the state is not a takeover whose writer knew the diverged `state`, or if there was time to restore it.
 
         `takeover` is on the surviving lineage. Its writer wrote nothing else before it ended or another server took over, and
         until then neither its host nor Redis was unimpaired for `RESTORE_S`. So `state` was not lost by the takeover, but later.
         """
         known = takeover.known_to_writer
         if takeover.writer != state.writer and (known is None or not known.descends_from(state)):
-            return False
+            return None
         following: StoreState | None = takeover
         while following is not None and following.writer == takeover.writer:
             if following.is_batch or following.is_snapshot:
-                return False
+                return None
             following = self._next.get(following)
         if following is None:
-            return False
+            return None
         begin, end = takeover.at, min(following.at, self._lifetimes[takeover.writer][1])
         hosts = takeover.writer.partition(".")[0], takeover.host
         impaired = sorted(at for host in hosts for at in self._impaired.get(host, ()) if begin <= at <= end)
-        return all(later - earlier <= RESTORE_S for earlier, later in pairwise((begin, *impaired, end)))
+        had_time = any(later - earlier > RESTORE_S for earlier, later in pairwise((begin, *impaired, end)))
+        return None if had_time else end
 
 
 def _lineage_violations(state: StoreState) -> list[str]:

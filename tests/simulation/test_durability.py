@@ -177,6 +177,17 @@ def test_a_loss_is_reported_if_the_server_that_took_over_did_not_know_the_batch(
     assert not scenario.is_excused()
 
 
+def test_a_later_impairment_of_the_sender_does_not_excuse_an_abandoned_takeover() -> None:
+    """The sender was well when the server that had taken over ended. So it should have taken over and restored the batch."""
+    scenario = Scenario()
+    scenario.take_over(TAKEOVER_AT, "s2.1", 2, known=scenario.lost)
+    scenario.end(TAKEOVER_AT + 0.5, "s2.1")
+    scenario.impair("s1", TAKEOVER_AT + 10, TAKEOVER_AT + 11)
+    scenario.take_over(TAKEOVER_AT + 20, "s3.1", 3)
+    scenario.commit(TAKEOVER_AT + 20.1, "s3.1", 3)
+    assert not scenario.is_excused()
+
+
 def test_a_server_that_ends_after_sigterm_is_recorded_as_impaired(network: Network) -> None:
     """At its end, because it may be restarted before the next regular record."""
     loop = network.loop
