@@ -42,6 +42,21 @@ MAX_ROUNDS = 2_000
 """Iterations of the event loop within which the server must become idle."""
 
 
+class ObservedConnection(Connection):
+    """Reports output when the server sends it, even if the connection holds it because the client does not read."""
+
+    transport: Transport
+
+    def _hold(self, data: bytes) -> None:
+        self.transport.observe(data)
+        super()._hold(data)
+
+    def _write_held_output(self, transport: asyncio.Transport) -> None:
+        self.transport.is_observed = True
+        super()._write_held_output(transport)
+        self.transport.is_observed = False
+
+
 class Client:
     """One client connection."""
 
@@ -50,10 +65,10 @@ class Client:
         self.model = ClientModel(harness.shared, harness.coverage, harness.limits.max_line)
         self.transport = Transport(number, self._receive, self._ended)
         self.half_closed = self.dropped = False
-        self.connection = Connection(
+        self.connection = ObservedConnection(
             harness.handler, harness.limits, harness.admission, find_handler=harness.find_handler
         )
-        self.transport.protocol = self.connection
+        self.connection.transport, self.transport.protocol = self.transport, self.connection
         self.connection.connection_made(self.transport)
 
     @property

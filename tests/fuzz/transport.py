@@ -33,11 +33,18 @@ class Transport(asyncio.Transport):
         self.stalled = False
         """The client does not read."""
         self.unread = 0
+        self.is_observed = False
+        """True if the output that is written now was reported earlier."""
         self._writing_paused = False
         self.closing = False
         self.closed_by_server = False
         """The server closed the connection."""
         self.ended = False
+
+    def observe(self, data: Any) -> None:
+        """Report output of the server."""
+        if not self.ended:
+            self._on_output(bytes(data))
 
     # -- the client's side --------------------------------------------------------------------------------
 
@@ -67,7 +74,8 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         if self.ended or not data:
             return
-        self._on_output(bytes(data))
+        if not self.is_observed:
+            self.observe(data)
         if self.stalled:
             self.unread += len(data)
             if self.unread > HIGH_WATER_BYTES and not self._writing_paused:
