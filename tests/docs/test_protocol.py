@@ -240,7 +240,7 @@ def test_the_limits_are_the_code_s() -> None:
         "Seconds from the first byte of a line to its last": partial_lines.MAX_LINE_AGE_S,
         "Output buffer limit of a connection, in bytes": SETTINGS.limits.max_unread,
         "Unread bytes of all connections together": SETTINGS.limits.max_unread_total,
-        "Seconds in which a client with more than 4,096 unread bytes reads nothing": unread_output.MAX_STALL_S,
+        "Seconds in which a client with unread messages reads nothing": unread_output.MAX_STALL_S,
     }
     rows = table(PAGE, "What", "Limit")
     assert {row["What"]: number(row["Limit"]) for row in rows} == bounds
