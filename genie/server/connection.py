@@ -350,7 +350,7 @@ class Connection(Peer, asyncio.Protocol):
                 self._write(data)
 
     def _write(self, data: bytes) -> None:
-        """Write to the client. If the client has too many unread bytes (a slow consumer), disconnect it instead."""
+        """Write to the client, a long output in parts. While the client does not read, hold the output."""
         transport, writable = self._transport, self._writable
         if not data or self.closed or transport is None or self._is_ending:
             return

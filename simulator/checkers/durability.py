@@ -123,11 +123,11 @@ class SurvivingLineage:
         survivor = self._next.get(fork)  # the state that continues the fork on the surviving lineage
         abandoned_at: float | None = None
         while survivor is not None:
-            ended_at = None if survivor.is_late else self._abandoned_at(survivor, state)
-            if ended_at is not None:
+            if not survivor.is_late:
+                ended_at = self._abandoned_at(survivor, state)
+                if ended_at is None:
+                    break
                 abandoned_at = ended_at
-            elif not survivor.is_late:
-                break
             survivor = self._next.get(survivor)
         forked_at = entry.at if survivor is None else survivor.acknowledged_at or survivor.at
         if not any(started <= entry.at and forked_at <= ended for started, ended in self._lifetimes.values()):
